@@ -1,0 +1,40 @@
+# Two commands matter: `make demo` and `make test`. Each does its own set-up.
+PYTHON ?= python3
+PY := .venv/bin/python
+
+.PHONY: demo test test-slow check format bench clean
+
+demo: .venv/installed
+	$(PY) examples/demo.py
+
+test: check
+	$(PY) -m pytest
+
+test-slow: .venv/installed
+	$(PY) -m pytest -m "slow and not gpu"
+
+check: .venv/installed
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: .venv/installed
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: .venv/bench
+	$(PY) benchmarks/solver.py
+	$(PY) benchmarks/sequential.py
+
+# The stamps make the second run quick: pip is asked only when what it reads has changed.
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+.venv/bench: .venv/installed
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[dev,bench]"
+	touch $@
+
+clean:
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

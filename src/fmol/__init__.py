@@ -1,0 +1,1 @@
+"""Federated multi-objective learning."""

@@ -1,0 +1,145 @@
+"""A model's trainable parameters as one flat vector `x` `[d]`, and back."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["FlatModel", "Layout"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trainable parameter stands in `x`. Tied parameters stand there once."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        return cls(
+            tuple(n for n, _ in named),
+            tuple(tuple(p.shape) for _, p in named),
+            tuple(p.dtype for _, p in named),
+        )
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(int(torch.Size(shape).numel()) for shape in self.shapes)
+
+    @cached_property
+    def size(self) -> int:
+        """`d`, the number of trainable parameters."""
+        return sum(self.sizes)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The dtype of `x`: the parameters' own, or the widest of them."""
+        dtype = self.dtypes[0]
+        for other in self.dtypes[1:]:
+            dtype = torch.promote_types(dtype, other)
+        return dtype
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash by which two parties can tell that they speak of the same `x`."""
+        text = repr((self.names, self.shapes, [str(dtype) for dtype in self.dtypes]))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def split(self, x: Tensor) -> dict[str, Tensor]:
+        """`x` as named parameters, views into it in its own dtype."""
+        parts = torch.split(x, list(self.sizes))
+        return {n: p.view(s) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
+
+    def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Named parameters as a new vector `x` `[d]`."""
+        return torch.cat([parameters[n].detach().reshape(-1).to(self.dtype) for n in self.names])
+
+    def matching(self, patterns: str | Sequence[str]) -> Tensor:
+        """Boolean mask `[d]`: True where a parameter's name matches one of the shell-style patterns."""
+        patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        for pattern in patterns:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in self.names):
+                raise ValueError(
+                    f"pattern `{pattern}` matches no trainable parameter. "
+                    f"The model has {', '.join(self.names[:8])}{', …' * (len(self.names) > 8)}."
+                )
+        return torch.cat(
+            [
+                torch.full((size,), any(fnmatch.fnmatchcase(name, p) for p in patterns))
+                for name, size in zip(self.names, self.sizes, strict=True)
+            ]
+        )
+
+
+class FlatModel:
+    """A working copy of a module whose trainable parameters live in one flat buffer, `x`.
+
+    So loading `x_t` is one copy and a gradient step is one operation on `[d]`, without a deep copy,
+    a state dict or an optimizer object per trajectory.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.module = copy.deepcopy(model).to(device)
+        self.layout = Layout.of(self.module)
+        named = dict(self.module.named_parameters())
+        self._parameters = [named[name] for name in self.layout.names]
+        self.x = self.layout.flatten(named)
+        # Parameters narrower than `x` (a half-precision layer in a float32 model) need copies.
+        self._narrow: list[tuple[nn.Parameter, Tensor]] = []
+        for parameter, view in zip(
+            self._parameters, self.layout.split(self.x).values(), strict=True
+        ):
+            if parameter.dtype == view.dtype:
+                parameter.data = view
+            else:
+                self._narrow.append((parameter, view))
+        self._zeros = [torch.zeros(0) for _ in self._parameters]
+
+    def load(self, x: Tensor) -> None:
+        """Sets the parameters to `x` `[d]`, by copy."""
+        self.x.copy_(x)
+        self._refresh()
+
+    def step(self, direction: Tensor, lr: float) -> None:
+        """`x ← x − lr · direction`."""
+        self.x.add_(direction, alpha=-lr)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        for parameter, view in self._narrow:
+            parameter.data.copy_(view)
+
+    def __call__(self, inputs: Any) -> Any:
+        return self.module(**inputs) if isinstance(inputs, Mapping) else self.module(inputs)
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """∇loss as a new vector `[d]`; zero where the loss does not depend on a parameter."""
+        if not loss.requires_grad:
+            return torch.zeros_like(self.x)
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        return torch.cat(
+            [
+                self._zero(i) if g is None else g.reshape(-1).to(self.x.dtype)
+                for i, g in enumerate(gradients)
+            ]
+        )
+
+    def _zero(self, i: int) -> Tensor:
+        if self._zeros[i].numel() == 0:
+            self._zeros[i] = self.x.new_zeros(self.layout.sizes[i])
+        return self._zeros[i]
+
+    def buffer_versions(self) -> dict[str, int]:
+        """How often each buffer was written; a forward pass that writes one is no function of x."""
+        return {name: buffer._version for name, buffer in self.module.named_buffers()}
