@@ -167,7 +167,12 @@ class Federation:
 
     def client(self, id: str) -> Client:
         """The client with this id, checked: a population makes clients only now."""
-        client = self.population.get(id)
+        try:
+            client = self.population.get(id)
+        except KeyError as error:
+            raise ValueError(
+                f"there is no client `{id}` in this federation. Look at `population.ids()`."
+            ) from error
         if client.id != id:
             raise ValueError(
                 f"the population was asked for client `{id}` and gave `{client.id}`. "

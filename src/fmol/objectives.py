@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -83,4 +82,4 @@ class Objective:
                 f"the `target` of objective `{self.name}` must be a finite number, "
                 f"got {self.target!r}. Leave it out for no target."
             )
-        object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
+        object.__setattr__(self, "metrics", dict(self.metrics))

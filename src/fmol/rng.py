@@ -8,6 +8,7 @@ depends on the order in which clients are computed, on the engine, or on where a
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -36,20 +37,14 @@ def stream(seed: int, *name: str | int) -> np.random.Generator:
 
 def sample_without_replacement(
     generator: np.random.Generator, population: int, count: int
-) -> list[int]:
-    """`count` distinct integers below `population` in random order, in O(count) time and memory.
+) -> Iterator[int]:
+    """Up to `count` distinct integers below `population` in random order, one at a time.
 
-    A Fisher–Yates shuffle that stops after `count` steps and remembers only the cells it touched:
+    A Fisher–Yates shuffle that stops where the caller does and remembers only the cells it touched:
     drawing 20 of a million clients must not cost a million.
     """
-    if not 0 <= count <= population:
-        raise ValueError(
-            f"cannot draw {count} of {population} without replacement. Ask for at most {population}."
-        )
     moved: dict[int, int] = {}
-    drawn = []
-    for i in range(count):
+    for i in range(min(count, population)):
         j = int(generator.integers(i, population))
-        drawn.append(moved.get(j, j))
+        yield moved.get(j, j)
         moved[j] = moved.get(i, i)
-    return drawn

@@ -1,0 +1,120 @@
+"""Steps 4–5: one running mean per objective, and the Gramian of the means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fmol.engines.seam import Ask, Reply
+
+__all__ = ["MeanFold", "Means", "Weighting", "gramian"]
+
+Weighting = Literal["uniform", "samples"]
+
+
+@dataclass(frozen=True)
+class Means:
+    """The mean delta of each slot that has one.
+
+    `slots` name the rows of `deltas` `[len(slots), d]`. `spread` is `ρ_s = mean_i‖Δ_{s,i}‖²/‖Δ_s‖²`:
+    near one where the clients agree, large where they cancel one another.
+    """
+
+    slots: tuple[str, ...]
+    deltas: Tensor
+    spread: Mapping[str, float]
+
+
+class MeanFold:
+    """Weighted means per slot, folded in one at a time: S vectors in memory, never M × S.
+
+    `weighting` is `"uniform"`, every client alike, or `"samples"`, by the number of samples that
+    carry a label, always renormalised over those who answered.
+    """
+
+    def __init__(self, slots: Sequence[str], like: Tensor, weighting: Weighting) -> None:
+        # Half precision loses a mean over many clients: it is summed in float32.
+        dtype = torch.float32 if like.element_size() < 4 else like.dtype
+        self._sums = torch.zeros(len(slots), like.numel(), dtype=dtype, device=like.device)
+        self._dtype = like.dtype
+        self._row = {slot: i for i, slot in enumerate(slots)}
+        self._weight = [0.0] * len(slots)
+        self._moved = [0] * len(slots)
+        self._squares = [0.0] * len(slots)
+        self._weighting = weighting
+
+    def add(self, reply: Reply, ask: Ask) -> None:
+        for lane in ask.lanes:
+            delta = reply.deltas.get(lane.slot)
+            if delta is None:
+                continue
+            row, weight = self._row[lane.slot], 1.0
+            if self._weighting == "samples":
+                weight = float(max(reply.samples.get(name, 0) for name in lane.mixture))
+            self._sums[row].add_(delta.to(self._sums), alpha=weight)
+            self._weight[row] += weight
+            self._moved[row] += reply.steps.get(lane.slot, 1)
+            self._squares[row] += weight * squared_norm(delta)
+
+    def result(self) -> Means:
+        """Means of the slots for which somebody moved.
+
+        Where every batch of every holder was without a label there is no update, which is not the
+        same as an update of zero: a zero row would force `d = 0`.
+        """
+        rows = [i for i, w in enumerate(self._weight) if w > 0 and self._moved[i] > 0]
+        sums = self._sums if len(rows) == len(self._weight) else self._sums[rows]
+        total = torch.tensor([self._weight[i] for i in rows], dtype=torch.float64)
+        sums /= total.to(sums)[:, None]
+        deltas = sums.to(self._dtype)
+        names = tuple(self._row)
+        spread = {}
+        for i, delta in zip(rows, deltas, strict=True):
+            mean_square = self._squares[i] / self._weight[i]
+            square = squared_norm(delta)
+            spread[names[i]] = mean_square / square if square > 0 else float("inf")
+        return Means(tuple(names[i] for i in rows), deltas, spread)
+
+
+def squared_norm(vector: Tensor) -> float:
+    """‖v‖² in float64."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
+
+
+def gramian(deltas: Tensor, *, chunk: int = 1024) -> Tensor:
+    """`G = ΔΔᵀ` `[S, S]` in float64, on the CPU, from `deltas` `[S, d]` in any floating dtype.
+
+    Products of short chunks are taken in the deltas' own precision and summed in float64: as fast
+    as one float32 product and about a thousand times more accurate. Rows are brought to the same
+    magnitude first, so that neither squares of 1e−25 nor of 1e25 leave the range of float32.
+    """
+    if deltas.element_size() < 4:
+        deltas = deltas.float()
+    s, d = deltas.shape
+    if deltas.dtype == torch.float64:
+        return deltas.mm(deltas.T).cpu()
+    if s == 0 or d == 0:
+        return torch.zeros(s, s, dtype=torch.float64)
+    peak = deltas.abs().amax(dim=1)
+    # A power of two, so that scaling is exact; rows of ordinary size are left as they are.
+    scale = torch.where(
+        (peak > 0) & ((peak < 1e-12) | (peak > 1e12)), torch.exp2(torch.log2(peak).floor()), 1.0
+    )
+    rescale = bool((scale != 1.0).any())
+    total = torch.zeros(s, s, dtype=torch.float64, device=deltas.device)
+    # A block of chunks at a time bounds the memory of the partial products.
+    block = chunk * max(1, 2**22 // (s * s))
+    for start in range(0, d, block):
+        part = deltas[:, start : start + block]
+        part = part / scale[:, None] if rescale else part
+        whole = part.shape[1] // chunk * chunk
+        pieces = part[:, :whole].reshape(s, -1, chunk).transpose(0, 1)
+        total += torch.bmm(pieces, pieces.transpose(1, 2)).double().sum(0)
+        rest = part[:, whole:]
+        total += rest.mm(rest.T).double()
+    scale = scale.double()
+    return (total * scale[:, None] * scale[None, :]).cpu()

@@ -1,0 +1,157 @@
+"""Alarms: what goes wrong quietly in multi-objective training, said in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from fmol.federation import Population
+
+if TYPE_CHECKING:
+    from fmol.rounds import RoundReport
+
+__all__ = ["Alarm", "find_alarms"]
+
+STALL_ROUNDS = 10
+STALL_WEIGHT = 0.9
+STALL_LENGTH = 0.1
+STALL_PROGRESS = 0.01
+STARVATION_ROUNDS = 20
+STARVATION_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something a user should know, with what to do about it."""
+
+    kind: str
+    """`"stall"` or `"starvation"`."""
+    objective: str
+    since: int
+    """The first round of those in which it was seen without a break."""
+    cause: str
+    """For a stall: `"solved"` or `"cancelled"`."""
+    message: str
+
+
+def find_alarms(reports: Sequence[RoundReport], population: Population) -> tuple[Alarm, ...]:
+    """The alarms that stand after the last of `reports`; only the last few are looked at."""
+    alarms = []
+    for name in reports[-1].weights if reports else ():
+        for find in (_stall, _starvation):
+            alarm = find(reports, name, population)
+            if alarm is not None:
+                alarms.append(alarm)
+    return tuple(alarms)
+
+
+def _stall(reports: Sequence[RoundReport], name: str, population: Population) -> Alarm | None:
+    """One objective's tiny update is all of the direction, and the others stand still."""
+    window, now = reports[-STALL_ROUNDS:], reports[-1]
+    if len(window) < STALL_ROUNDS or not all(_dominates_with_little(r, name) for r in window):
+        return None
+    stuck = [
+        other
+        for other in now.losses
+        if other != name and _improvement(window, other) < STALL_PROGRESS
+    ]
+    if not stuck:
+        return None
+    others = _others(now, name)
+    # ρ_s turns the mean's length back into that of the clients' own updates.
+    own = now.delta_norms[name] * now.spread.get(name, 1.0) ** 0.5
+    theirs = median(now.delta_norms[o] * now.spread.get(o, 1.0) ** 0.5 for o in others)
+    cause = "solved" if own < STALL_LENGTH * theirs else "cancelled"
+    because = (
+        "its clients' own updates are tiny: it is solved"
+        if cause == "solved"
+        else "its clients' updates are large and cancel one another"
+    )
+    remedy = (
+        f'Set `normalize="loss"`, or give `{name}` a target with `Objective(target=…)`.'
+        if cause == "solved"
+        else 'Set `normalize="l2"`, take fewer local steps, or look at how its data are divided.'
+    )
+    since = _since("stall", name, window)
+    return Alarm(
+        kind="stall",
+        objective=name,
+        since=since,
+        cause=cause,
+        message=(
+            f"objective `{name}` has held {now.weights[name]:.1%} of the weight since round {since} "
+            f"with an update of length {now.delta_norms[name]:.3g}, where the others' median is "
+            f"{median(now.delta_norms[o] for o in others):.3g}; {because} "
+            f"(ρ = {now.spread.get(name, float('nan')):.3g}), and {_list(stuck)} improved by less "
+            f"than {STALL_PROGRESS:.0%} in {STALL_ROUNDS} rounds. "
+            f"Held by {_holders(name, population)}. {remedy}"
+        ),
+    )
+
+
+def _starvation(reports: Sequence[RoundReport], name: str, population: Population) -> Alarm | None:
+    """An objective without weight whose loss rises."""
+    window = reports[-STARVATION_ROUNDS:]
+    if len(window) < STARVATION_ROUNDS or not all(_starves(r, name) for r in window):
+        return None
+    known = [r.losses[name] for r in window if r.losses[name] == r.losses[name]]
+    if len(known) < 2 or known[-1] <= known[0]:
+        return None
+    since = _since("starvation", name, window)
+    return Alarm(
+        kind="starvation",
+        objective=name,
+        since=since,
+        cause="",
+        message=(
+            f"objective `{name}` has had a weight below {STARVATION_WEIGHT:g} since round {since} "
+            f"while its loss rose from {known[0]:.4g} to {known[-1]:.4g}. Held by "
+            f'{_holders(name, population)}. Set `normalize="loss"` or `normalize="l2"`.'
+        ),
+    )
+
+
+def _dominates_with_little(report: RoundReport, name: str) -> bool:
+    others = _others(report, name)
+    if not others or report.weights[name] <= STALL_WEIGHT:
+        return False
+    length = report.delta_norms[name]
+    return length < STALL_LENGTH * median(report.delta_norms[o] for o in others)
+
+
+def _others(report: RoundReport, name: str) -> list[str]:
+    norms = report.delta_norms
+    return [o for o in norms if o != name and norms[o] == norms[o]]
+
+
+def _starves(report: RoundReport, name: str) -> bool:
+    present = name not in report.missing and name not in report.protected and not report.held
+    return present and report.weights[name] < STARVATION_WEIGHT
+
+
+def _since(kind: str, name: str, window: Sequence[RoundReport]) -> int:
+    """The first round of this alarm: it goes on if it stood after the round before."""
+    before = window[-2].alarms
+    standing = [alarm.since for alarm in before if (alarm.kind, alarm.objective) == (kind, name)]
+    return standing[0] if standing else window[0].round
+
+
+def _improvement(window: Sequence[RoundReport], name: str) -> float:
+    """Relative decrease of a loss over the window; infinite where it was not measured."""
+    known = [r.losses[name] for r in window if r.losses[name] == r.losses[name]]
+    if len(known) < 2 or known[0] == 0:
+        return float("inf")
+    return (known[0] - known[-1]) / abs(known[0])
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _holders(name: str, population: Population) -> str:
+    ids = population.holders(name)
+    shown = ", ".join(f"`{ids[i]}`" for i in range(min(len(ids), 5)))
+    return shown + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")

@@ -1,0 +1,98 @@
+"""Alone: each client trains by itself. What it gains over this is its reason to take part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fmol.aggregate import Weighting
+from fmol.algorithms.fedavg import MIXTURE, objective_weights
+from fmol.algorithms.options import LocalOptions, check_options
+from fmol.engines.seam import Ask, Engine, Lane, Reply, Site, Work
+from fmol.federation import Federation
+from fmol.local import local_work
+from fmol.metrics import mean_losses
+from fmol.rounds import NAN, Plan, RoundReport, State
+from fmol.schedules import Schedule, at
+
+__all__ = ["OWN_MODEL", "Alone"]
+
+OWN_MODEL = "alone.x"
+"""The name under which each client keeps its own parameters."""
+
+
+@dataclass(frozen=True)
+class Alone(LocalOptions):
+    """Each client trains a model of its own on the mean of its own objectives; nothing is sent.
+
+    All start from the federation's model. Losses are each client's at its *own* model, averaged
+    over the holders as usual. `result.model` stays the model they started from; a client's own is
+    `result.client_model(id)`. Keeps one model per client, so memory grows with their number.
+    """
+
+    weights: Mapping[str, float] | None = None
+    """Objective → w_s, renormalised over what the client holds; equal if left out."""
+    batch_size: int | None = 64
+    """Samples per local step; None is all of the client's data."""
+    server_lr: Schedule | None = None
+    """Factor on a round's accumulated gradients; None is the round's `local_lr`, plain descent."""
+    weighting: Weighting = "uniform"
+    """Whether clients count alike or by their number of labelled samples in the reported losses."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def work(self) -> Work:
+        return work_alone
+
+    @property
+    def shares_model(self) -> bool:
+        return False
+
+    def init(self, federation: Federation, x: Tensor) -> State:
+        objective_weights(self.weights, federation)
+        return State(x)
+
+    def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
+        federation, names = engine.federation, engine.federation.names
+        weights = objective_weights(self.weights, federation)
+        local = self.local(plan.round, self.batch_size)
+        lr = local.lr if self.server_lr is None else at(self.server_lr, plan.round, "server_lr")
+        asks = []
+        for client in map(federation.client, plan.cohort):
+            own = {name: weights[name] for name in client.objectives if weights[name] > 0}
+            mixture = {name: weight / sum(own.values()) for name, weight in own.items()}
+            lanes = [Lane(MIXTURE, mixture)] if mixture else []
+            ask = plan.ask(client, state.x, lanes=lanes, local=local)
+            asks.append(replace(ask, payload={"lr": torch.tensor(lr, dtype=torch.float64)}))
+        _, receipt = engine.map(asks, work=work_alone)
+        size = len(names)
+        return state, RoundReport(
+            round=plan.round,
+            cohort=plan.cohort,
+            losses=mean_losses(receipt.clients, names, self.weighting),
+            delta_norms=dict.fromkeys(names, NAN),
+            weights={name: weights[name] / sum(weights.values()) for name in names},
+            refused=receipt.refused,
+            silent=receipt.silent,
+            held=True,
+            cosines=torch.full((size, size), NAN),
+            local_lr=local.lr,
+            server_lr=lr,
+            seconds={"clients": receipt.seconds},
+            clients=receipt.clients,
+            notes=receipt.notes,
+        )
+
+
+def work_alone(ask: Ask, site: Site) -> Reply:
+    """Local work from the client's own parameters, which move and stay at the client."""
+    own = site.state.get(OWN_MODEL, ask.x)
+    reply = local_work(replace(ask, x=own), site)
+    if MIXTURE in reply.deltas:
+        site.state[OWN_MODEL] = own - float(ask.payload["lr"]) * reply.deltas[MIXTURE]
+    return replace(reply, deltas={}, steps={})

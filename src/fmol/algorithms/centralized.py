@@ -1,0 +1,60 @@
+"""MGD and SMGD: the centralised methods that FMGDA and FSMGDA are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from fmol.algorithms.fmgda import initial_state, multiple_gradient_round
+from fmol.algorithms.options import ServerOptions, check_options
+from fmol.engines.seam import Engine, LocalConfig, Work
+from fmol.federation import Federation
+from fmol.local import local_work
+from fmol.rounds import Plan, RoundReport, State
+from fmol.schedules import Schedule, at
+
+__all__ = ["MGD", "SMGD"]
+
+
+@dataclass(frozen=True)
+class SMGD(ServerOptions):
+    """Stochastic multiple gradient descent with all data in one place; one iteration is one round.
+
+    The same `f_s` as in the federation: every client's data contribute their own mean, here of
+    `batch_size` samples drawn from each. Nobody is left out, whatever the cohort, and nothing is
+    sent. The paper compares after `K × T` iterations.
+    """
+
+    batch_size: int | None = 64
+    """Samples drawn from each client's data in an iteration."""
+    server_lr: Schedule = 0.1
+    """The step size, a number or a callable of the round."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def work(self) -> Work:
+        return local_work
+
+    @property
+    def shares_model(self) -> bool:
+        return True
+
+    def init(self, federation: Federation, x: Tensor) -> State:
+        return initial_state(self, federation, x)
+
+    def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
+        everyone = replace(plan, cohort=tuple(sorted(engine.federation.population.ids())))
+        lr = at(self.server_lr, plan.round, "server_lr")
+        gradient = LocalConfig(lr=lr, steps=1, batch_size=self.batch_size)
+        state, report = multiple_gradient_round(self, state, everyone, engine, gradient, lr)
+        return state, replace(report, bytes_up=0, bytes_down=0)
+
+
+@dataclass(frozen=True)
+class MGD(SMGD):
+    """Multiple gradient descent with all data in one place: SMGD with exact gradients."""
+
+    batch_size: None = field(default=None, init=False, repr=False)

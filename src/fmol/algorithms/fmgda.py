@@ -1,0 +1,200 @@
+"""FMGDA and FSMGDA (Algorithm 1 of the paper): one text for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmol.aggregate import MeanFold
+from fmol.algorithms.descent import Direction, find_direction
+from fmol.algorithms.missing import Rows, fill_in, room_for_reuse
+from fmol.algorithms.options import LocalOptions, ServerOptions, check_options
+from fmol.engines.seam import Engine, Lane, LocalConfig, Work
+from fmol.errors import RefusedError
+from fmol.federation import Federation
+from fmol.local import local_work
+from fmol.metrics import mean_losses
+from fmol.rounds import NAN, Plan, RoundReport, State
+from fmol.rules import needs_losses
+from fmol.schedules import Schedule, at
+
+__all__ = ["FMGDA", "FSMGDA"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSMGDA(LocalOptions, ServerOptions):
+    """Federated stochastic multiple gradient descent averaging.
+
+    Each client of the cohort takes `local_steps` minibatch steps on *each of its objectives
+    separately*, all from `x_t`, and sends one Δ per objective; the server averages them per
+    objective over the clients that hold it and steps along the shortest convex combination.
+
+    >>> FSMGDA(local_steps=10, batch_size=64, local_lr=0.1, server_lr=0.1).local_steps
+    10
+    """
+
+    batch_size: int | None = 64
+    """Samples per local step; None, or at least the client's number, is all of them (FMGDA)."""
+    server_lr: Schedule = 0.1
+    """η_t, a number or a callable of the round."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def work(self) -> Work:
+        return local_work
+
+    @property
+    def shares_model(self) -> bool:
+        return True
+
+    def init(self, federation: Federation, x: Tensor) -> State:
+        return initial_state(self, federation, x)
+
+    def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
+        local = self.local(plan.round, self.batch_size)
+        server_lr = at(self.server_lr, plan.round, "server_lr")
+        return multiple_gradient_round(self, state, plan, engine, local, server_lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FMGDA(FSMGDA):
+    """Federated multiple gradient descent averaging: FSMGDA with all local data as the batch."""
+
+    batch_size: None = field(default=None, init=False, repr=False)
+
+
+def initial_state(options: ServerOptions, federation: Federation, x: Tensor) -> State:
+    """`x_0` and, where old updates may be reused, room for them."""
+    if options.shared is not None:
+        federation.layout.matching(options.shared)  # Raises where a pattern matches nothing.
+    return State(x, room_for_reuse(options, len(federation.names), x))
+
+
+def multiple_gradient_round(
+    options: ServerOptions,
+    state: State,
+    plan: Plan,
+    engine: Engine,
+    local: LocalConfig,
+    server_lr: float,
+) -> tuple[State, RoundReport]:
+    """Algorithm 1; the numbers are those of its lines."""
+    federation, names, x = engine.federation, engine.federation.names, state.x
+    need_losses = (
+        options.normalize in ("loss", "loss+")
+        or needs_losses(options.rule)
+        or any(o.target is not None for o in federation.objectives)
+    )
+    # 1–3. Each client descends each of its objectives by itself, every time from x_t.
+    asks = [
+        plan.ask(
+            client,
+            x,
+            lanes=[Lane(name, {name: 1.0}) for name in client.objectives],
+            local=local,
+            need_losses=need_losses,
+        )
+        for client in map(federation.client, plan.cohort)
+    ]
+    # 4–5. Δ_s: the mean over the clients that hold s and answered.
+    fold = MeanFold(names, x, options.weighting)
+    means, receipt = engine.map(asks, fold, transforms=options.transforms)
+    started = perf_counter()
+    losses = mean_losses(receipt.clients, names, options.weighting)
+    rows = fill_in(options, state, losses, plan.round, means, receipt)
+    protected = _at_target(federation, rows)
+    memory = dict(rows.memory)
+    direction = None
+    if not rows.hold and len(protected) < len(rows.names):
+        # 6. λ of the shortest convex combination of the Δ_s, 7. which is the direction d_t.
+        direction = find_direction(
+            rows.deltas,
+            rows.names,
+            rule=options.rule,
+            normalize=options.normalize,
+            shared=_mask(options.shared, federation, x),
+            losses=rows.losses if need_losses else None,
+            protected=torch.tensor([n in protected for n in rows.names]) if protected else None,
+            round=plan.round,
+            memory=memory,
+        )
+        x = step(x, direction.vector, server_lr, plan.round)
+    report = RoundReport(
+        round=plan.round,
+        cohort=plan.cohort,
+        losses=losses,
+        **_described(direction, rows.names, names),
+        missing=rows.missing,
+        reused=rows.reused,
+        protected=protected,
+        refused=receipt.refused,
+        silent=receipt.silent,
+        spread=means.spread,
+        local_lr=local.lr,
+        server_lr=server_lr,
+        bytes_up=receipt.bytes_up,
+        bytes_down=receipt.bytes_down,
+        seconds={"clients": receipt.seconds, "server": perf_counter() - started},
+        clients=receipt.clients,
+        notes=receipt.notes,
+    )
+    return State(x, memory), report
+
+
+def step(x: Tensor, direction: Tensor, lr: float, round: int) -> Tensor:
+    """`x − lr · direction` as a new vector, refused where it is not finite."""
+    moved = x - lr * direction
+    if not bool(torch.isfinite(moved).all()):
+        length = float(torch.linalg.vector_norm(direction.double()))
+        raise RefusedError(
+            f"round {round}: a direction of length {length:g} times `server_lr` {lr:g} gives "
+            "parameters that are not finite. The model stays what it was before this round; take "
+            "smaller steps."
+        )
+    return moved
+
+
+def _at_target(federation: Federation, rows: Rows) -> tuple[str, ...]:
+    """The objectives among the rows whose loss is at or below their target."""
+    targets = {o.name: o.target for o in federation.objectives if o.target is not None}
+    losses = zip(rows.names, rows.losses.tolist(), strict=True)
+    return tuple(name for name, loss in losses if name in targets and loss <= targets[name])
+
+
+def _mask(shared: Any, federation: Federation, x: Tensor) -> Tensor | None:
+    return None if shared is None else federation.layout.matching(shared).to(x.device)
+
+
+def _described(
+    direction: Direction | None, present: tuple[str, ...], names: tuple[str, ...]
+) -> dict[str, Any]:
+    """The report's fields on a direction, over all objectives: λ is 0 for those left out."""
+    size = len(names)
+    if direction is None:
+        return {
+            "held": True,
+            "weights": dict.fromkeys(names, 0.0),
+            "delta_norms": dict.fromkeys(names, NAN),
+            "cosines": torch.full((size, size), NAN),
+        }
+    where = [names.index(name) for name in present]
+    cosines = torch.full((size, size), NAN)
+    cosines[torch.tensor(where)[:, None], torch.tensor(where)] = direction.cosines.float()
+    weights = dict(zip(present, direction.weights.tolist(), strict=True))
+    norms = dict(zip(present, direction.norms.tolist(), strict=True))
+    return {
+        "weights": {name: weights.get(name, 0.0) for name in names},
+        "delta_norms": {name: norms.get(name, NAN) for name in names},
+        "scale": direction.scale,
+        "direction_norm_squared": direction.norm_squared,
+        "gap": direction.gap,
+        "min_cosine": direction.min_cosine,
+        "stationary": direction.stationary,
+        "cosines": cosines,
+    }

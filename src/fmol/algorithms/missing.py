@@ -1,0 +1,97 @@
+"""What happens in a round to an objective for which nobody sent an update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fmol.aggregate import Means
+from fmol.algorithms.options import ServerOptions
+from fmol.engines.seam import Receipt
+from fmol.errors import MissingObjectiveError, RefusedError
+from fmol.rounds import State
+
+__all__ = ["Rows", "fill_in", "room_for_reuse"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The updates that enter this round's QP: `deltas` `[len(names), d]`."""
+
+    names: tuple[str, ...]
+    deltas: Tensor
+    losses: Tensor
+    """f_s(x_t) over the cohort, `[len(names)]` float64; of the same age as the row."""
+    missing: tuple[str, ...] = ()
+    reused: Mapping[str, int] = field(default_factory=dict)
+    hold: bool = False
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def room_for_reuse(options: ServerOptions, objectives: int, x: Tensor) -> dict[str, Tensor]:
+    """Memory for the last update of each objective, where the policy needs it."""
+    if options.on_missing_objective != "reuse":
+        return {}
+    return {
+        "last_deltas": torch.zeros(objectives, x.numel(), dtype=x.dtype, device=x.device),
+        "last_losses": torch.full((objectives,), torch.nan, dtype=torch.float64),
+        "last_rounds": torch.full((objectives,), -1, dtype=torch.int64),
+    }
+
+
+def fill_in(
+    options: ServerOptions,
+    state: State,
+    losses: Mapping[str, float],
+    round: int,
+    means: Means,
+    receipt: Receipt,
+) -> Rows:
+    """The rows of the QP after `on_missing_objective` has spoken.
+
+    Never a zero vector: zero is in the hull then, and nobody moves.
+    """
+    if not means.slots and receipt.refused:
+        more = len(receipt.refused) - 1
+        raise RefusedError(
+            f"{receipt.refused[0]}{f' (and {more} more)' if more else ''}. Nothing else arrived in "
+            "this round, so the model stays what it was before it. Look at that client's data and "
+            "loss, or take smaller steps."
+        )
+    missing = tuple(name for name in losses if name not in means.slots)
+    if missing and options.on_missing_objective == "fail":
+        raise MissingObjectiveError(
+            f"round {round}: no client of the cohort sent an update for objective `{missing[0]}`. "
+            'Use `participation=Stratified(…)`, or `on_missing_objective="skip"`, "reuse" or "hold".'
+        )
+    hold = bool(missing) and options.on_missing_objective == "hold"
+    if options.on_missing_objective != "reuse":
+        values = torch.tensor([losses[name] for name in means.slots], dtype=torch.float64)
+        return Rows(means.slots, means.deltas, values, missing, hold=hold, memory=state.memory)
+    return _reuse(options.reuse_rounds, state, losses, round, means, missing)
+
+
+def _reuse(
+    max_age: int,
+    state: State,
+    losses: Mapping[str, float],
+    round: int,
+    means: Means,
+    missing: tuple[str, ...],
+) -> Rows:
+    """The fresh rows, and for missing objectives their last one where it is young enough."""
+    names = tuple(losses)
+    # Clones: the state before this round must stay what it was if the round fails.
+    memory = {name: tensor.clone() for name, tensor in state.memory.items()}
+    deltas, values, when = (memory[f"last_{part}"] for part in ("deltas", "losses", "rounds"))
+    fresh = [names.index(slot) for slot in means.slots]
+    deltas[fresh], when[fresh] = means.deltas, round
+    values[fresh] = torch.tensor([losses[slot] for slot in means.slots], dtype=torch.float64)
+    seen = {name: int(when[names.index(name)]) for name in missing}
+    reused = {n: round - last for n, last in seen.items() if last >= 0 and round - last <= max_age}
+    present = tuple(name for name in names if name in means.slots or name in reused)
+    rows = [names.index(name) for name in present]
+    return Rows(present, deltas[rows], values[rows], missing, reused, memory=memory)

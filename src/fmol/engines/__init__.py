@@ -1,0 +1,53 @@
+"""Where clients compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from fmol.engines.seam import Engine
+from fmol.engines.sequential import SequentialEngine
+from fmol.federation import Federation
+
+__all__ = ["EngineFactory", "SequentialEngine", "make_engine", "resolve_device"]
+
+
+class EngineFactory(Protocol):
+    """Anything that makes an engine for a federation; an engine's class is one."""
+
+    def __call__(self, federation: Federation, *, seed: int, device: torch.device) -> Engine: ...
+
+
+BUILT_IN: dict[str, Callable[..., Engine]] = {"sequential": SequentialEngine}
+
+
+def make_engine(
+    engine: str | EngineFactory, federation: Federation, *, seed: int, device: str | torch.device
+) -> Engine:
+    """The engine called `engine`, or the one that the factory makes, for this federation."""
+    if isinstance(engine, str):
+        if engine not in BUILT_IN:
+            raise ValueError(
+                f"`engine` must be one of {sorted(BUILT_IN)} or a factory, got {engine!r}."
+            )
+        engine = BUILT_IN[engine]
+    return engine(federation, seed=seed, device=resolve_device(device))
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """`device` as torch knows it; `"auto"` is the first CUDA device where there is one."""
+    if device == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"`device` {device!r} is not one torch knows. Try 'auto'.") from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"`device` is {device!r} but torch sees no CUDA device. Use 'cpu' or 'auto'."
+        )
+    if resolved.type == "cuda" and resolved.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return resolved

@@ -1,0 +1,105 @@
+"""What a server lets in: every reply passes here, whatever engine brought it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from fmol.engines.seam import Ask, ClientRecord, Refusal, Reply
+from fmol.federation import Client
+from fmol.layout import Layout
+
+__all__ = ["check_reply", "client_records", "message_bytes", "reply_bytes"]
+
+
+def check_reply(
+    reply: Reply, ask: Ask, client: Client, layout: Layout
+) -> tuple[Reply, tuple[Refusal, ...]]:
+    """The reply without what may not be let in, and a refusal for each thing taken out.
+
+    A (client, objective) with a misshapen or non-finite delta, a non-finite loss, an unknown slot
+    or an impossible sample count is taken out as a whole; the client's other objectives stay.
+    """
+    reasons: dict[str, str] = {}
+    lanes = {lane.slot: lane for lane in ask.lanes}
+    for name, count in reply.samples.items():
+        if count < 0:
+            reasons[name] = f"it claims {count} samples"
+        elif client.max_samples is not None and count > client.max_samples:
+            reasons[name] = (
+                f"it claims {count} samples and the server knows of {client.max_samples} at most"
+            )
+    for name, loss in reply.losses.items():
+        if name not in client.objectives:
+            reasons[name] = "it sent a loss for an objective that it does not hold"
+        elif not math.isfinite(loss):
+            reasons[name] = f"its training loss at x is {loss}"
+    for slot, delta in reply.deltas.items():
+        if slot not in lanes:
+            reasons[slot] = "it sent an update that nobody asked for"
+        elif delta.shape != (layout.size,):
+            reasons[slot] = f"its update has shape {list(delta.shape)} instead of [{layout.size}]"
+        elif not delta.is_floating_point():
+            reasons[slot] = f"its update is of {delta.dtype} instead of {layout.dtype}"
+        elif not bool(torch.isfinite(delta).all()):
+            bad = int((~torch.isfinite(delta)).sum())
+            reasons[slot] = f"its update has {bad} non-finite of {layout.size} values"
+    if not reasons:
+        return reply, ()
+    slots = {
+        slot
+        for slot in reply.deltas
+        if slot in reasons or any(n in reasons for n in lanes[slot].mixture if slot in lanes)
+    }
+    names = set(reasons) | {n for slot in slots & set(lanes) for n in lanes[slot].mixture}
+    clean = replace(
+        reply,
+        deltas={k: v for k, v in reply.deltas.items() if k not in slots},
+        steps={k: v for k, v in reply.steps.items() if k not in slots},
+        losses={k: v for k, v in reply.losses.items() if k not in names},
+        samples={k: v for k, v in reply.samples.items() if k not in names},
+        held_out={k: v for k, v in reply.held_out.items() if k not in names},
+    )
+    return clean, tuple(Refusal(ask.round, client.id, n, r) for n, r in sorted(reasons.items()))
+
+
+def message_bytes(ask: Ask) -> int:
+    """What this ask would weigh on a wire: its tensors, and eight bytes for each number."""
+    numbers = sum(len(lane.mixture) for lane in ask.lanes)
+    return _tensor_bytes(ask.x, *ask.payload.values()) + 8 * numbers
+
+
+def reply_bytes(reply: Reply) -> int:
+    """What this reply would weigh on a wire: its tensors, and eight bytes for each number."""
+    numbers = len(reply.losses) + len(reply.samples) + len(reply.steps)
+    numbers += sum(len(row) for row in reply.held_out.values())
+    return _tensor_bytes(*reply.deltas.values(), *reply.extra.values()) + 8 * numbers
+
+
+def _tensor_bytes(*tensors: torch.Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def client_records(
+    reply: Reply, ask: Ask, *, bytes_up: int, bytes_down: int
+) -> tuple[ClientRecord, ...]:
+    """One line per objective that this reply speaks of."""
+    nan = float("nan")
+    norms = {slot: float(torch.linalg.vector_norm(d.double())) for slot, d in reply.deltas.items()}
+    names = sorted({*reply.losses, *reply.samples, *reply.held_out})
+    return tuple(
+        ClientRecord(
+            client=reply.client,
+            objective=name,
+            loss=reply.losses.get(name, nan),
+            samples=reply.samples.get(name, 0),
+            delta_norm=norms.get(name, nan),
+            held_out=reply.held_out.get(name, {}),
+            seconds=reply.seconds,
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+        )
+        for name in names
+    )

@@ -1,0 +1,180 @@
+"""The reference: one client after the other, in this process.
+
+Simple enough to be read as the definition of what every other engine must compute.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmol.data import Samples, as_samples
+from fmol.engines.checks import check_reply, client_records, message_bytes, reply_bytes
+from fmol.engines.seam import (
+    Ask,
+    ClientRecord,
+    ClientState,
+    Fold,
+    Receipt,
+    Refusal,
+    Site,
+    Transform,
+    Work,
+)
+from fmol.federation import Client, Federation
+from fmol.layout import FlatModel
+from fmol.local import local_work
+
+__all__ = ["DataCache", "SequentialEngine"]
+
+
+class SequentialEngine:
+    """Clients compute one after the other, in the order of their ids, on one working model."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        evaluation_batch: int = 1024,
+        cache_bytes: int = 2**30,
+    ) -> None:
+        self.federation = federation
+        self.device = torch.device(device)
+        self.seed = seed
+        self.evaluation_batch = evaluation_batch
+        self._objectives = {o.name: o for o in federation.objectives}
+        self._model = FlatModel(federation.model, self.device)
+        self._data = DataCache(federation, self.device, cache_bytes)
+        self._kept: dict[str, dict[str, Tensor]] = {}
+        self._pending: dict[str, dict[str, Tensor]] = {}
+
+    def map(
+        self,
+        asks: Sequence[Ask],
+        fold: Fold | None = None,
+        *,
+        work: Work | None = None,
+        transforms: Sequence[Transform] = (),
+    ) -> tuple[Any, Receipt]:
+        started = perf_counter()
+        work = work or local_work
+        records: list[ClientRecord] = []
+        refused: list[Refusal] = []
+        up = down = 0
+        for ask in sorted(asks, key=lambda ask: ask.client):
+            site = self._site(ask.client)
+            client = site.client
+            try:
+                reply = work(ask, site)
+                for transform in transforms:
+                    reply = transform.client(reply, ask)
+            except Exception as error:
+                error.add_note(f"This happened in round {ask.round} at client `{client.id}`.")
+                raise
+            bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
+            for transform in reversed(transforms):
+                reply = transform.server(reply, ask)
+            reply, refusals = check_reply(reply, ask, client, self.federation.layout)
+            if not refusals:  # What is refused leaves no trace at the client either.
+                self._pending[client.id] = dict(site.state)
+            if fold is not None:
+                fold.add(reply, ask)
+            records += client_records(reply, ask, bytes_up=bytes_up, bytes_down=bytes_down)
+            refused += refusals
+            up, down = up + bytes_up, down + bytes_down
+        result = None if fold is None else fold.result()
+        return result, Receipt(
+            clients=tuple(records),
+            refused=tuple(refused),
+            bytes_up=up,
+            bytes_down=down,
+            seconds=perf_counter() - started,
+        )
+
+    def _site(self, id: str) -> Site:
+        data = self._data.get(id)
+        return Site(
+            client=data.client,
+            objectives=self._objectives,
+            model=self._model,
+            samples=data.samples,
+            held_out=data.held_out,
+            state=dict(self._pending.get(id, self._kept.get(id, {}))),
+            counts=data.counts,
+            seed=self.seed,
+            evaluation_batch=self.evaluation_batch,
+        )
+
+    def commit(self) -> None:
+        for client, state in self._pending.items():
+            if state:
+                self._kept[client] = state
+            else:
+                self._kept.pop(client, None)
+        self._pending.clear()
+
+    def discard(self) -> None:
+        self._pending.clear()
+
+    def client_state(self) -> ClientState:
+        return {client: dict(state) for client, state in self._kept.items()}
+
+    def load_client_state(self, state: ClientState) -> None:
+        self._pending.clear()
+        self._kept = {
+            client: {name: tensor.to(self.device) for name, tensor in tensors.items()}
+            for client, tensors in state.items()
+        }
+
+
+class _ClientData:
+    def __init__(self, client: Client, device: torch.device) -> None:
+        self.client = client
+        self.samples: Samples = as_samples(client.data, f"`data` of client `{client.id}`").to(
+            device
+        )
+        self.held_out: Samples | None = None
+        if client.held_out is not None:
+            owner = f"`held_out` of client `{client.id}`"
+            self.held_out = as_samples(client.held_out, owner).to(device)
+        self.counts: dict[str, int] = {}
+        self.nbytes = self.samples.nbytes + (self.held_out.nbytes if self.held_out else 0)
+
+
+class DataCache:
+    """Clients' data on the device, the least recently used forgotten beyond `max_bytes`.
+
+    Datasets whose size is not known count by number, `max_unknown` of them.
+    """
+
+    def __init__(
+        self, federation: Federation, device: torch.device, max_bytes: int, max_unknown: int = 256
+    ) -> None:
+        self._federation, self._device = federation, device
+        self._max_bytes, self._max_unknown = max_bytes, max_unknown
+        self._items: OrderedDict[str, _ClientData] = OrderedDict()
+        self._bytes = self._unknown = 0
+
+    def get(self, id: str) -> _ClientData:
+        if id in self._items:
+            self._items.move_to_end(id)
+            return self._items[id]
+        data = _ClientData(self._federation.client(id), self._device)
+        self._items[id] = data
+        self._count(data, +1)
+        while len(self._items) > 1 and (
+            self._bytes > self._max_bytes or self._unknown > self._max_unknown
+        ):
+            self._count(self._items.popitem(last=False)[1], -1)
+        return data
+
+    def _count(self, data: _ClientData, sign: int) -> None:
+        self._bytes += sign * data.nbytes
+        self._unknown += sign * (data.nbytes == 0)

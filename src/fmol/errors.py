@@ -1,0 +1,24 @@
+"""What stops a run, beside wrong arguments (those are ValueErrors)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fmol.result import Result
+
+__all__ = ["FmolError", "MissingObjectiveError", "RefusedError"]
+
+
+class FmolError(RuntimeError):
+    """A run that could not go on. `result` holds what was reached before the failing round."""
+
+    result: Result | None = None
+
+
+class RefusedError(FmolError):
+    """Nothing that arrived in a round could be let in, or its step would break the model."""
+
+
+class MissingObjectiveError(FmolError):
+    """An objective had no update and `on_missing_objective` is `"fail"`."""

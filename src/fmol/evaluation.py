@@ -1,0 +1,137 @@
+"""Losses and metrics: one batch for a gradient, or a whole data set in evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmol.data import Samples, tree_leaves, tree_map
+from fmol.layout import FlatModel
+from fmol.objectives import Objective, WholeSet
+
+__all__ = ["Score", "batch_mean", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean and the number of samples it is over; NaN over none."""
+
+    value: float
+    samples: int
+
+
+def batch_mean(value: Any, size: int, what: str) -> tuple[Tensor, int]:
+    """The mean of what a loss or metric returned for `size` samples, and over how many it is.
+
+    The mean is differentiable and is zero over no samples.
+    """
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise ValueError(
+                f"{what} returned a tuple of {len(value)}. Return one value per sample [B], "
+                "(values [B], valid [B]), or a scalar."
+            )
+        values, valid = value
+        _check_shape(values, size, what)
+        _check_shape(valid, size, what)
+        valid = valid.bool()
+        count = int(valid.sum())
+        # where, not a product: an unlabelled sample may have any loss, even a non-finite one.
+        return torch.where(valid, values, 0).sum() / max(count, 1), count
+    if not isinstance(value, Tensor):
+        value = torch.as_tensor(value, dtype=torch.float64)
+    if value.dim() == 0:
+        return value, size
+    _check_shape(value, size, what)
+    return (value if value.is_floating_point() else value.double()).mean(), size
+
+
+def _check_shape(value: Any, size: int, what: str) -> None:
+    if not isinstance(value, Tensor) or value.shape != (size,):
+        seen = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"{what} returned {seen} for {size} samples. Return one value per sample [{size}] "
+            "(with `reduction='none'`, averaged over all further dimensions), or a scalar."
+        )
+
+
+def evaluate(
+    model: FlatModel,
+    samples: Samples,
+    objectives: Iterable[Objective],
+    *,
+    batch_size: int,
+    metrics: bool,
+) -> dict[str, dict[str, Score]]:
+    """Objective → `"loss"` and, if asked for, each metric → `Score` over all samples.
+
+    In evaluation mode and without gradients, in batches. A loss that is a scalar is defined on the
+    whole set, as a metric marked with `whole_set` is: those are called once, on all outputs.
+    """
+    functions = {
+        (o.name, name): function
+        for o in objectives
+        for name, function in [("loss", o.loss), *(o.metrics.items() if metrics else ())]
+    }
+    tallies = {k: _Tally(isinstance(f, WholeSet)) for k, f in functions.items()}
+    kept: list[tuple[Any, Any]] = []
+    n = len(samples)
+    model.module.eval()
+    try:
+        with torch.no_grad():
+            for start in range(0, n, batch_size):
+                stop = min(start + batch_size, n)
+                inputs, targets = samples.span(start, stop)
+                outputs = model(inputs)
+                for (objective, name), function in functions.items():
+                    tally = tallies[objective, name]
+                    if not tally.whole_set:
+                        what = f"the {name} of objective `{objective}`"
+                        tally.add(function(outputs, targets), stop - start, what)
+                if any(tally.whole_set for tally in tallies.values()):
+                    kept.append((outputs, targets))
+            if kept:
+                outputs, targets = _concatenate(kept)
+                for k, function in functions.items():
+                    if tallies[k].whole_set:
+                        tallies[k].set(float(function(outputs, targets)), n)
+    finally:
+        model.module.train()
+    scores: dict[str, dict[str, Score]] = {}
+    for (objective, name), tally in tallies.items():
+        scores.setdefault(objective, {})[name] = tally.score()
+    return scores
+
+
+@dataclass
+class _Tally:
+    whole_set: bool
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: Any, size: int, what: str) -> None:
+        if not isinstance(value, tuple) and (not isinstance(value, Tensor) or value.dim() == 0):
+            self.whole_set = True
+            return
+        mean, count = batch_mean(value, size, what)
+        self.total += float(mean.double()) * count
+        self.count += count
+
+    def set(self, value: float, count: int) -> None:
+        self.total, self.count = value * count, count
+
+    def score(self) -> Score:
+        return Score(self.total / self.count if self.count else float("nan"), self.count)
+
+
+def _concatenate(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*(tree_leaves(part) for part in parts), strict=True)
+    joined = iter([torch.cat(column) for column in columns])
+    result: tuple[Any, Any] = tree_map(lambda _: next(joined), parts[0])
+    return result

@@ -1,0 +1,203 @@
+"""Steps 1–3 of the algorithm: what a client does with `x_t` and its own data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from fmol import rng
+from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
+from fmol.evaluation import batch_mean, evaluate
+
+__all__ = ["batches", "descend", "local_work", "step_count"]
+
+
+def step_count(local: LocalConfig, n: int) -> int:
+    """The number of gradient steps a client with `n` samples takes: `K`, or `E·⌈n/b⌉`."""
+    if local.steps is not None:
+        return local.steps
+    assert local.epochs is not None
+    batch = min(local.batch_size or n, n)
+    return local.epochs * -(-n // batch)
+
+
+def batches(
+    n: int, local: LocalConfig, *, seed: int, round: int, client: str
+) -> Iterator[Tensor | None]:
+    """For each step the indices of its batch; None is all the data in stored order.
+
+    Each (seed, round, client) draws one permutation and steps take consecutive slices of it, the
+    short last one included; used up, it is drawn anew. Nothing carries over to the next round, and
+    all lanes of a client see the same batches (the algorithm's `ξ_i`).
+    """
+    steps, size = step_count(local, n), local.batch_size
+    if size is None or size >= n:
+        yield from (None for _ in range(steps))
+        return
+    generator = rng.stream(seed, "batches", round, client)
+    order, used = torch.from_numpy(generator.permutation(n)), 0
+    for _ in range(steps):
+        if used >= n:
+            order, used = torch.from_numpy(generator.permutation(n)), 0
+        yield order[used : used + size]
+        used += size
+
+
+@dataclass
+class Descent:
+    """One lane's trajectory: Δ `[d]`, how many of its steps moved, and whose losses mark labels."""
+
+    delta: Tensor
+    moved: int = 0
+    masked: set[str] = field(default_factory=set)
+
+
+def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
+    """Steps 1–3 for one lane.
+
+    Δ accumulates the directions actually stepped along, taken at `x^{t,0} … x^{t,K−1}`: without
+    momentum, weight decay and the like those are the gradients of the algorithm's step 3.
+    """
+    local, model = ask.local, site.model
+    assert local is not None
+    model.load(ask.x)
+    descent = Descent(torch.zeros_like(model.x))
+    velocity: Tensor | None = None
+    steps = step_count(local, len(site.samples))
+    order = batches(
+        len(site.samples), local, seed=site.seed, round=ask.round, client=site.client.id
+    )
+    for k, indices in enumerate(order):
+        loss = _mixture_loss(site, lane.mixture, indices, descent.masked)
+        if loss is None:
+            continue  # Nobody in this batch has a label: a step that does not move.
+        direction = model.gradient(loss)
+        if local.clip_norm is not None:
+            norm = torch.linalg.vector_norm(direction)
+            direction *= (local.clip_norm / norm.clamp(min=local.clip_norm)).to(direction.dtype)
+        if local.weight_decay:
+            direction.add_(model.x, alpha=local.weight_decay)
+        if local.proximal:
+            direction.add_(model.x - ask.x, alpha=local.proximal)
+        if local.momentum:
+            velocity = (
+                direction if velocity is None else velocity.mul_(local.momentum).add_(direction)
+            )
+            direction = velocity
+        descent.delta += direction
+        descent.moved += 1
+        if k + 1 < steps:  # The last iterate is never looked at.
+            model.step(direction, local.lr)
+    if local.accumulate == "mean":
+        descent.delta /= steps
+    return descent
+
+
+def _mixture_loss(
+    site: Site, mixture: Mapping[str, float], indices: Tensor | None, masked: set[str]
+) -> Tensor | None:
+    """Σ w_s f_{s,i} on one batch, None without a label; notes in `masked` whose loss marks labels."""
+    inputs, targets = site.samples.batch(indices)
+    size = len(site.samples) if indices is None else len(indices)
+    outputs = site.model(inputs)
+    total: Tensor | None = None
+    for name, weight in mixture.items():
+        value = site.objectives[name].loss(outputs, targets)
+        mean, count = batch_mean(value, size, f"the loss of objective `{name}`")
+        if isinstance(value, tuple):
+            masked.add(name)
+        if count:
+            mean = mean if weight == 1.0 else weight * mean
+            total = mean if total is None else total + mean
+    return total
+
+
+def local_work(ask: Ask, site: Site) -> Reply:
+    """The usual answer: losses at `x` where they are wanted, then one Δ per lane.
+
+    A client without a single label for an objective does not hold it: such a lane sends nothing.
+    """
+    started = perf_counter()
+    losses: dict[str, float] = {}
+    held_out: dict[str, dict[str, float]] = {}
+    if ask.evaluate:
+        site.model.load(ask.x)
+        wanted = [site.objectives[name] for name in ask.evaluate]
+        scores = evaluate(
+            site.model, site.samples, wanted, batch_size=site.evaluation_batch, metrics=False
+        )
+        for name, score in scores.items():
+            site.counts[name] = score["loss"].samples
+            if score["loss"].samples:
+                losses[name] = score["loss"].value
+        if ask.held_out and site.held_out is not None:
+            scores = evaluate(
+                site.model, site.held_out, wanted, batch_size=site.evaluation_batch, metrics=True
+            )
+            held_out = {o: {m: s.value for m, s in row.items()} for o, row in scores.items()}
+    deltas: dict[str, Tensor] = {}
+    steps: dict[str, int] = {}
+    for lane in ask.lanes:
+        with _dropout_stream(ask, lane, site), _untouched_buffers(site):
+            descent = descend(ask, lane, site)
+        for name in lane.mixture:
+            if name not in site.counts:
+                marks = name in descent.masked
+                site.counts[name] = _count_labels(site, ask.x, name) if marks else len(site.samples)
+        if any(site.counts[name] for name in lane.mixture):
+            deltas[lane.slot], steps[lane.slot] = descent.delta, descent.moved
+    names = {*ask.evaluate, *(name for lane in ask.lanes for name in lane.mixture)}
+    return Reply(
+        client=site.client.id,
+        deltas=deltas,
+        steps=steps,
+        losses=losses,
+        samples={name: site.counts[name] for name in sorted(names)},
+        held_out=held_out,
+        seconds=perf_counter() - started,
+    )
+
+
+def _count_labels(site: Site, x: Tensor, name: str) -> int:
+    """How many of the client's samples carry a label for this objective.
+
+    Only the loss can say, and it needs outputs to be called with.
+    """
+    site.model.load(x)
+    scores = evaluate(
+        site.model,
+        site.samples,
+        [site.objectives[name]],
+        batch_size=site.evaluation_batch,
+        metrics=False,
+    )
+    return scores[name]["loss"].samples
+
+
+@contextmanager
+def _dropout_stream(ask: Ask, lane: Lane, site: Site) -> Iterator[None]:
+    """Whatever the model draws (dropout) comes from a stream of this lane's own."""
+    device = site.model.x.device
+    key = rng.key(site.seed, "model", ask.round, ask.phase, site.client.id, lane.slot)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(key % 2**63)
+        yield
+
+
+@contextmanager
+def _untouched_buffers(site: Site) -> Iterator[None]:
+    """Refuses models whose forward pass writes a buffer: lanes would see one another."""
+    before = site.model.buffer_versions()
+    yield
+    after = site.model.buffer_versions()
+    changed = [name for name in after if after[name] != before.get(name)]
+    if changed:
+        raise ValueError(
+            f"the model's forward pass changes its buffer `{changed[0]}`, which would carry data "
+            "from one client to the next. Use a layer without running state (GroupNorm, LayerNorm)."
+        )

@@ -1,0 +1,1 @@
+"""Problems with known or checkable answers, for tests and benchmarks."""

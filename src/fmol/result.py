@@ -1,0 +1,126 @@
+"""What a run leaves in memory."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fmol.algorithms.alone import OWN_MODEL
+from fmol.engines.seam import ClientState
+from fmol.federation import Federation
+from fmol.measurement import Evaluation
+from fmol.metrics import Row, rows
+from fmol.rounds import Algorithm, RoundReport, State
+
+__all__ = ["Result", "Snapshot"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a callback may look at: the state after a round, and the model it stands for."""
+
+    federation: Federation
+    state: State
+
+    def model(self) -> nn.Module:
+        """A copy of the federation's model with the current parameters."""
+        return build_module(self.federation, self.state.x)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    federation: Federation
+    algorithm: Algorithm
+    state: State
+    reports: tuple[RoundReport, ...]
+    final: Evaluation
+    """The trained model's losses and held-out metrics: the last row of `losses`."""
+    stopped: str
+    """Why training ended, in words."""
+    seed: int
+    client_state: ClientState
+    """What the clients keep, in a simulation."""
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained module, a copy of the federation's."""
+        return build_module(self.federation, self.state.x)
+
+    @cached_property
+    def losses(self) -> Tensor:
+        """`[rounds + 1, S]` float64: training loss of each objective at `x_t`, row 0 untrained."""
+        each = [report.losses for report in self.reports]
+        return _matrix([*each, self.final.losses], self.federation.names)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """`[rounds, S]` float64: λ of each round."""
+        return _matrix([report.weights for report in self.reports], self.federation.names)
+
+    def client_model(self, client: str) -> nn.Module:
+        """The client's own module, after training with `Alone`."""
+        state = self.client_state.get(client, {})
+        if OWN_MODEL not in state:
+            raise ValueError(
+                f"client `{client}` has no model of its own: {type(self.algorithm).__name__} trains "
+                "one for all. Use `result.model`, or train with `Alone`."
+            )
+        return build_module(self.federation, state[OWN_MODEL])
+
+    def table(self) -> list[Row]:
+        """Every number of the run as one long table: round, split, client, objective, name, value.
+
+        What was not measured has no row.
+        """
+        table = [row for report in self.reports for row in rows(report)]
+        t = self.final.round
+        for name in self.federation.names:
+            table.append(Row(t, "train", "", name, "loss", self.final.losses[name]))
+            for metric, value in self.final.held_out.get(name, {}).items():
+                table.append(Row(t, "held_out", "", name, metric, value))
+        for record in self.final.clients:
+            table.append(Row(t, "train", record.client, record.objective, "loss", record.loss))
+            for metric, value in record.held_out.items():
+                table.append(Row(t, "held_out", record.client, record.objective, metric, value))
+        return [row for row in table if not math.isnan(row.value)]
+
+    def to_pandas(self) -> Any:
+        """`table()` as a pandas DataFrame."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(
+                '`to_pandas` needs pandas. Install it with: pip install "fmol[pandas]".'
+            ) from error
+        return pd.DataFrame(self.table(), columns=list(Row._fields))
+
+    def __repr__(self) -> str:
+        losses = "  ".join(f"{name} {value:.4g}" for name, value in self.final.losses.items())
+        return (
+            f"Result({type(self.algorithm).__name__}, {len(self.reports)} rounds, {self.stopped}; "
+            f"losses: {losses})"
+        )
+
+
+def build_module(federation: Federation, x: Tensor) -> nn.Module:
+    """A copy of the federation's model with the trainable parameters `x` `[d]`."""
+    module = copy.deepcopy(federation.model)
+    named = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, value in federation.layout.split(x).items():
+            named[name].copy_(value)
+    return module
+
+
+def _matrix(each: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor:
+    values = [[row[name] for name in names] for row in each]
+    return torch.tensor(values, dtype=torch.float64).reshape(len(each), len(names))

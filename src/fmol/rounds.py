@@ -1,0 +1,135 @@
+"""The records of a round: what it starts from, what it is asked, what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fmol.aggregate import Weighting
+from fmol.alarms import Alarm
+from fmol.engines.seam import Ask, ClientRecord, Engine, Lane, LocalConfig, Refusal, Work
+from fmol.federation import Client, Federation
+
+__all__ = ["Algorithm", "Plan", "RoundReport", "State"]
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run carries from one round to the next at the server: tensors and numbers only."""
+
+    x: Tensor
+    """The model's trainable parameters, `[d]`."""
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    """What an algorithm or its rule keeps beside `x`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the training loop asks of a round."""
+
+    round: int
+    cohort: tuple[str, ...]
+    evaluate: bool = True
+    """Whether the cohort's losses at `x_t` are wanted (they ride along with training)."""
+    held_out: bool = False
+    """Whether metrics on the clients' own held-out data are wanted as well."""
+
+    def ask(
+        self,
+        client: Client,
+        x: Tensor,
+        *,
+        lanes: Sequence[Lane] = (),
+        local: LocalConfig | None = None,
+        need_losses: bool = False,
+    ) -> Ask:
+        """The message to one client of the cohort."""
+        return Ask(
+            client=client.id,
+            round=self.round,
+            x=x,
+            lanes=tuple(lanes),
+            local=local,
+            evaluate=client.objectives if self.evaluate or need_losses else (),
+            held_out=self.held_out and self.evaluate,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """Everything measured in one round. Mappings are by objective; NaN where not measured."""
+
+    round: int
+    cohort: tuple[str, ...]
+    losses: Mapping[str, float]
+    """Training loss at `x_t`, in evaluation mode, over `evaluated`."""
+    evaluated: str = ""
+    """Over whom `losses` is, in words."""
+    held_out: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Objective → `"loss"` and metrics at `x_t`: at the server where it has held-out data, else the
+    mean over the evaluated clients' own."""
+    delta_norms: Mapping[str, float]
+    weights: Mapping[str, float]
+    """λ: the applied coefficients divided by their sum."""
+    scale: float = 1.0
+    """That sum: 1 for the paper's step, another factor where updates are normalised or protected."""
+    missing: tuple[str, ...] = ()
+    """Objectives nobody sent an update for."""
+    reused: Mapping[str, int] = field(default_factory=dict)
+    """Missing objectives that stood in with an old update → its age in rounds."""
+    protected: tuple[str, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    silent: tuple[str, ...] = ()
+    direction_norm_squared: float = NAN
+    gap: float = NAN
+    min_cosine: float = NAN
+    stationary: bool = False
+    cosines: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    """Pairwise cosines of the updates, `[S, S]`."""
+    spread: Mapping[str, float] = field(default_factory=dict)
+    """ρ_s = mean_i‖Δ_{s,i}‖² / ‖Δ_s‖²."""
+    held: bool = False
+    """Whether `x` stayed what it was in this round."""
+    local_lr: float = NAN
+    server_lr: float = NAN
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Phase → seconds: `clients`, `server`, `evaluation`."""
+    true_direction_norm_squared: float = NAN
+    """‖d̄_t‖² = ‖Σ λ_s ∇f_s(x_t)‖² with the true gradients, where asked for."""
+    stationarity: float = NAN
+    """‖d*_t‖², the same with λ computed from the true gradients, where asked for."""
+    optimality_gap: float = NAN
+    """Δ_Q = Σ λ_s (f_s(x_t) − f_s(x*)), where f_s(x*) is known."""
+    alarms: tuple[Alarm, ...] = ()
+    clients: tuple[ClientRecord, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Algorithm(Protocol):
+    """The text of one round. State in, state out; where clients compute is the engine's affair."""
+
+    @property
+    def work(self) -> Work:
+        """How clients answer; also used to ask clients outside the cohort for their losses."""
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether `state.x` is the model of all, so that the server can evaluate it."""
+
+    @property
+    def weighting(self) -> Weighting:
+        """`"uniform"` or `"samples"`: what `f_s` is the mean of."""
+
+    def init(self, federation: Federation, x: Tensor) -> State:
+        """The state before round 0; raises where the options do not fit the federation."""
+
+    def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
+        """One round: the next state, and what was measured on the way there."""

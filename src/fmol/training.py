@@ -1,0 +1,187 @@
+"""`fit`: the loop over rounds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fmol.alarms import find_alarms
+from fmol.engines import EngineFactory, make_engine
+from fmol.errors import FmolError
+from fmol.federation import Federation
+from fmol.measurement import Evaluation, Measurement, unmeasured
+from fmol.participation import Everyone, Participation
+from fmol.result import Result, Snapshot
+from fmol.rounds import Algorithm, Plan, RoundReport
+
+__all__ = ["Callback", "fit"]
+
+logger = logging.getLogger("fmol")
+
+Callback = Callable[[RoundReport, Snapshot], object]
+"""Called after each round with its report and the state it led to. Return True to stop there."""
+
+
+def fit(
+    federation: Federation,
+    algorithm: Algorithm,
+    rounds: int,
+    seed: int = 0,
+    engine: str | EngineFactory = "sequential",
+    device: str | torch.device = "auto",
+    *,
+    participation: Participation | None = None,
+    evaluate: Literal["all", "cohort"] | int | None = None,
+    evaluate_every: int = 1,
+    stop_at: float | Mapping[str, float] | None = None,
+    start: nn.Module | Mapping[str, Tensor] | Tensor | None = None,
+    callbacks: Sequence[Callback] = (),
+    true_gradients_every: int | None = None,
+    optimum: Mapping[str, float] | None = None,
+) -> Result:
+    """The result of training `federation`'s model with `algorithm` for `rounds` rounds.
+
+    `participation` says who takes part in a round (everyone). `evaluate` says over whom training
+    losses are: `"all"` clients (the default up to 1000), the `"cohort"` (the default above), or a
+    fixed random subset of that many; every `evaluate_every` rounds. `stop_at` ends training at the
+    first `x_t` whose losses are all at or below it. `start` begins from other parameters.
+    `true_gradients_every` measures `‖d̄_t‖²` and `‖d*_t‖²` with true gradients, and `optimum`, the
+    losses at a known `x*`, the gap `Δ_Q`.
+
+    The same arguments give the same result, whatever the order of the clients.
+    """
+    for name, value in [
+        ("evaluate_every", evaluate_every),
+        ("true_gradients_every", true_gradients_every),
+    ]:
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value}.")
+    if rounds < 0:
+        raise ValueError(f"`rounds` must not be negative, got {rounds}.")
+    targets = _by_objective(stop_at, federation, "stop_at")
+    best = _by_objective(optimum, federation, "optimum")
+    participation = participation or Everyone()
+    machine = make_engine(engine, federation, seed=seed, device=device)
+    measurement = Measurement(federation, algorithm, machine, seed, evaluate)
+    state = algorithm.init(federation, _start(federation, start).to(machine.device))
+    reports: list[RoundReport] = []
+    final: Evaluation | None = None
+    stopped = f"all {rounds} rounds done"
+
+    def result(final: Evaluation) -> Result:
+        kept = machine.client_state()
+        return Result(federation, algorithm, state, tuple(reports), final, stopped, seed, kept)
+
+    def cohort_of(round: int) -> tuple[str, ...]:
+        drawn = participation.cohort(federation.population, federation.names, round, seed)
+        return tuple(sorted(set(drawn)))
+
+    for t in range(rounds):
+        measured = t % evaluate_every == 0
+        try:
+            plan = Plan(t, cohort_of(t), evaluate=measured, held_out=measured)
+            after, report = algorithm.round(state, plan, machine)
+            if measured:
+                report = measurement.complete(report, state)
+            if true_gradients_every is not None and t % true_gradients_every == 0:
+                report = measurement.with_true_gradients(report, state)
+        except FmolError as error:
+            machine.discard()
+            stopped = str(error)
+            error.result = result(unmeasured(t, federation.names))
+            raise
+        if best:
+            gaps = (report.weights[n] * (report.losses[n] - best[n]) for n in federation.names)
+            report = replace(report, optimality_gap=sum(gaps))
+        stopped_at = _reached(report, targets, federation)
+        if stopped_at:
+            # x_t is good enough: the step that was just computed from it is not taken.
+            machine.discard()
+            stopped = stopped_at
+            final = Evaluation(t, report.losses, report.held_out, report.clients, report.evaluated)
+            break
+        alarms = find_alarms([*reports[-20:], report], federation.population)
+        report = replace(report, alarms=alarms)
+        _log(report, reports)
+        machine.commit()
+        state = after
+        reports.append(report)
+        snapshot = Snapshot(federation, state)
+        # Every callback is called, even when an earlier one asks to stop.
+        answers = [callback(report, snapshot) for callback in callbacks]
+        if any(answer is True for answer in answers):
+            stopped = f"a callback stopped it after round {t}"
+            break
+    if final is None:
+        final = measurement.at(state, len(reports), cohort_of(len(reports)))
+    return result(final)
+
+
+def _start(
+    federation: Federation, start: nn.Module | Mapping[str, Tensor] | Tensor | None
+) -> Tensor:
+    """`x_0` `[d]`: the federation's own parameters, or those of another model of the same shape."""
+    layout = federation.layout
+    if isinstance(start, Tensor):
+        if start.shape != (layout.size,):
+            raise ValueError(
+                f"`start` has shape {list(start.shape)} and the model has {layout.size} trainable "
+                "parameters. Pass a vector of that length, a module, or a state dict."
+            )
+        return start.detach().to(layout.dtype).clone()
+    source = federation.model if start is None else start
+    named = dict(source.named_parameters()) if isinstance(source, nn.Module) else dict(source)
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if name not in named or tuple(named[name].shape) != shape:
+            seen = list(named[name].shape) if name in named else "nothing"
+            raise ValueError(
+                f"`start` has {seen} for parameter `{name}`, where the federation's model has "
+                f"{list(shape)}. Start from a model of the same architecture."
+            )
+    return layout.flatten(named)
+
+
+def _by_objective(
+    values: float | Mapping[str, float] | None, federation: Federation, option: str
+) -> dict[str, float]:
+    """`values` by objective, checked: one number stands for all; None for none."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        return dict.fromkeys(federation.names, float(values))
+    unknown = sorted(set(values) - set(federation.names))
+    if unknown:
+        raise ValueError(
+            f"`{option}` names objective `{unknown[0]}`, which the federation does not have. "
+            f"Its objectives are {list(federation.names)}."
+        )
+    absent = [name for name in federation.names if name not in values]
+    if option == "optimum" and absent:
+        raise ValueError(f"`optimum` has no loss for objective `{absent[0]}`. Give all of them.")
+    return dict(values)
+
+
+def _reached(report: RoundReport, targets: Mapping[str, float], federation: Federation) -> str:
+    """Why training should end at this `x_t`, in words; empty if it should not."""
+    if targets and all(report.losses[name] <= goal for name, goal in targets.items()):
+        return f"every loss in `stop_at` was reached at round {report.round}"
+    everyone = len(report.cohort) == len(federation.population)
+    if everyone and len(report.protected) == len(federation.objectives):
+        return f"every objective reached its target at round {report.round}"
+    return ""
+
+
+def _log(report: RoundReport, before: Sequence[RoundReport]) -> None:
+    for refusal in report.refused:
+        logger.warning("refused: %s", refusal)
+    if report.missing:
+        logger.info("round %d: no update for %s", report.round, ", ".join(report.missing))
+    standing = {(a.kind, a.objective) for a in before[-1].alarms} if before else set()
+    for alarm in report.alarms:
+        if (alarm.kind, alarm.objective) not in standing:
+            logger.warning("%s: %s", alarm.kind, alarm.message)
