@@ -85,7 +85,9 @@ class Measurement:
         records, refused = report.clients, report.refused
         if self._panel is not None:
             mine = [record for record in report.clients if record.client in self._panel]
-            others = self._ask(sorted(self._panel.difference(report.cohort)), report.round, state)
+            heard = {record.client for record in report.clients}
+            heard |= {refusal.client for refusal in report.refused} | set(report.silent)
+            others = self._ask(sorted(self._panel - heard), report.round, state)
             records = tuple(sorted([*mine, *others.clients], key=lambda record: record.client))
             refused += others.refused
         evaluation = self._evaluation(report.round, state, records)

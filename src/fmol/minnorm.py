@@ -2,30 +2,31 @@
 
     min ‖Σ_A λ_s Δ_s + Σ_C μ_c Δ_c‖²,   λ ≥ 0, Σ_A λ_s = 1, μ ≥ 0
 
-with the active objectives `A` and the protected ones `C` (none, in the paper's step 5). Only the
-Gramian `G = ΔΔᵀ` enters. At the solution `⟨Δ_s, d⟩ ≥ ‖d‖²` on `A` and `⟨Δ_c, d⟩ ≥ 0` on `C`.
+with active objectives `A` and protected ones `C` (none, in the paper's step 5). Only the Gramian
+`G = ΔΔᵀ` is needed. At the solution `⟨Δ_s, d⟩ ≥ ‖d‖²` on `A` and `⟨Δ_c, d⟩ ≥ 0` on `C`.
 
-**One problem for both cases, free of scale.** Let `u_s = Δ_s/‖Δ_s‖`, `C = UUᵀ`, `σ = min_A ‖Δ_s‖`, and
-`a_s = σ/‖Δ_s‖` on `A`, 0 on `C`. By homogeneity the problem above has the solution
-`λ_s ∝ ν_s/‖Δ_s‖` of the nonnegative least-squares problem, always bounded,
+**One problem for both cases, free of scale.** Let `u_s = Δ_s/‖Δ_s‖`, `σ = min_A ‖Δ_s‖`, and
+`a_s = σ/‖Δ_s‖` on `A`, 0 on `C`. By homogeneity the solution above is `λ_s ∝ ν_s/‖Δ_s‖`, with ν that of
+the nonnegative least-squares problem, which is always bounded,
 
-    min ½ νᵀCν + ½ (aᵀν − 1)²,   ν ≥ 0.
+    min ½ ‖Σ_s ν_s u_s‖² + ½ (aᵀν − 1)²,   ν ≥ 0.
 
-With `H = C + aaᵀ` and `w = a − Hν` the solution is where `w ≤ 0`, and `w = 0` wherever `ν > 0`. In these
-terms what a float64 Gramian allows, `‖d‖² − ⟨Δ_s, d⟩ ≤ 1e−9‖d‖² + 16·S·ε·‖Δ_s‖·Σ_j λ_j‖Δ_j‖`, reads
+With `H = UUᵀ + aaᵀ` and `w = a − Hν` it is solved where `w ≤ 0`, and `w = 0` wherever `ν > 0`. What a
+float64 Gramian allows, `‖d‖² − ⟨Δ_s, d⟩ ≤ 1e−9‖d‖² + 16·S·ε·‖Δ_s‖·Σ_j λ_j‖Δ_j‖`, reads in these terms
 `w_s ≤ 1e−9·a_s(1 − aᵀν) + 16·S·ε·Σν`.
 
-**A ridge of the size of the noise.** We solve with `H + 4·S·ε·I`. That changes `w_s` by `4·S·ε·ν_s`, a
-quarter of what is allowed, and buys three things. The matrix is positive definite for copies, parallel
-rows and any rank, so λ is unique: copies share alike, and permuting the objectives permutes λ. Rows
-closer than the Gramian can tell apart (1e−8) become a step along a long valley that ends where another
-row leaves, instead of a division by noise. And where long rows cancel, so that the last digits decide,
-the ridge puts `⟨Δ_s, d⟩` of the long rows below that of the short ones, where the noise cannot hurt.
+**A ridge of the size of the noise.** The solvers see `H + 4√S·ε·I`: rounding the entries of `UUᵀ` moves
+its eigenvalues by less, and `w_s` moves by `4√S·ε·ν_s`, well within what is allowed. So the matrix is
+positive definite for copies, parallel rows and any rank, and λ is unique: copies share alike, and
+permuting the objectives permutes λ. A row so close to another (1e−8) that the Gramian cannot tell
+them apart is no division by noise but a long step, which ends where the other row leaves. And where
+long rows cancel, so that ‖d‖² keeps its last digits only, the ridge bends `⟨Δ_s, d⟩` of the long rows,
+which have room for it, instead of the short ones'. Without it one such problem in ten misses the bound.
 
-**Two solvers.** Block pivoting guesses the whole support, solves, exchanges every row that is on the
-wrong side, and is done after a handful of solves, or one when everything is active. It may cycle; then
-an active-set method (Lawson and Hanson; for this problem, Wolfe) finds the support one row at a time,
-with factor updates and a strictly falling objective. Both end by the same test on `w`.
+**Two solvers.** Block principal pivoting guesses the support, solves, exchanges all rows that are on
+the wrong side, and is done after a handful of solves, or one when everything is active. It may cycle;
+then an active-set method (Lawson and Hanson's, here the same as Wolfe's) finds the support row by row
+with factor updates and a strictly falling objective. Both stop by the same test on `w`.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ Mask = NDArray[np.bool_]
 
 EPS = 2.0**-52
 NOISE = 16 * EPS  # times S: what the certificate forgives, relative to lengths
-RIDGE = 4 * EPS  # times √S: what is added to the diagonal of H
-TOLERANCE = EPS  # times S: how far `w` may be off, relative to Σν …
+RIDGE = 4 * EPS  # times √S: what the solvers add to the diagonal of H
+TOLERANCE = EPS  # times S: how far `w` may be above zero, relative to Σν …
 RELATIVE = 1e-10  # … and to a_s(1 − aᵀν)
 
-ASYMMETRY = 1e-5  # of a Gramian that was summed in float32, relative to ‖Δ_i‖‖Δ_j‖
-EXCESS = 1e-3  # of |cos(Δ_i, Δ_j)| over 1, for the same reason
+# What rounding in float32 may do to a Gramian, relative to ‖Δ_i‖‖Δ_j‖.
+ASYMMETRY = 1e-5
+EXCESS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,10 @@ def min_norm(
     `protected` `[S]` marks objectives that do not pull and may not be hurt. A zero `Δ_s` that is
     active makes `d = 0` (all weight on such rows, evenly); one that is protected does nothing.
 
-    >>> solution = min_norm([[1.0, 0.0], [0.0, 4.0]])  # two orthogonal gradients, lengths 1 and 2
-    >>> solution.weights.tolist(), solution.norm_squared
-    ([0.8, 0.2], 0.8)
-    >>> min_norm([[1.0, -1.0], [-1.0, 4.0]], protected=[False, True]).weights.tolist()
-    [1.0, 0.25]
+    >>> min_norm([[1.0, 0.0], [0.0, 4.0]]).weights  # orthogonal, of lengths 1 and 2
+    tensor([0.8000, 0.2000], dtype=torch.float64)
+    >>> min_norm([[1.0, -1.0], [-1.0, 4.0]], protected=[False, True]).weights
+    tensor([1.0000, 0.2500], dtype=torch.float64)
     """
     correlation, norms = _correlation(gramian)
     mask = _mask(protected, len(norms))
@@ -111,8 +112,9 @@ def certificate(
 ) -> Certificate:
     """The certificate of `d = Σ_s weights_s Δ_s` for any coefficients ≥ 0 `[S]`, summing to one or not.
 
-    >>> certificate([[1.0, -2.0], [-2.0, 9.0]], [0.5, 0.5]).gap  # the mean hurts the first objective
-    1.3333333333333333
+    >>> mean = certificate([[1.0, -2.0], [-2.0, 9.0]], [0.5, 0.5])  # hurts the first objective
+    >>> round(mean.min_cosine, 3), round(mean.gap, 3)
+    (-0.408, 1.333)
     """
     correlation, norms = _correlation(gramian)
     if isinstance(weights, Tensor):
@@ -241,37 +243,53 @@ def _mask(protected: Any, S: int) -> Mask | None:
 
 def _weights(correlation: Array, norms: Array, protected: Mask | None) -> Array:
     """λ on the active rows, μ on the protected ones, `[S]`."""
-    if np.count_nonzero(norms) < len(norms):
+    S = len(norms)
+    if np.count_nonzero(norms) < S:
         zero = norms == 0
-        idle = zero if protected is None else zero & ~protected
+        guarded = np.zeros(S, dtype=bool) if protected is None else protected
+        idle = zero & ~guarded
+        weights = np.zeros(S)
         if idle.any():
-            return idle / idle.sum()
-        keep = ~zero  # only protected rows are zero: nothing can hurt them
-        weights = np.zeros(len(norms))
-        weights[keep] = _weights(
-            correlation[keep][:, keep], norms[keep], _mask(protected, len(zero))[keep]
-        )
+            weights[idle] = 1 / np.count_nonzero(idle)
+        else:  # only protected rows are zero, and nothing can hurt those
+            rest = np.flatnonzero(~zero)
+            weights[rest] = _weights(
+                correlation[rest][:, rest], norms[rest], _mask(guarded[rest], len(rest))
+            )
         return weights
-    if protected is None and len(norms) <= 2:
-        return np.ones(1) if len(norms) == 1 else _weights_of_two(correlation[0, 1], *norms)
+    if protected is None and S == 1:
+        return np.ones(1)
+    if protected is None and S == 2:
+        return _weights_of_two(correlation[0, 1], norms[0] / norms[1])
     active = norms if protected is None else norms[~protected]
     reach = active.min() / norms
     a = reach if protected is None else np.where(protected, 0.0, reach)
-    H = correlation + a[:, None] * a
-    H.flat[:: len(a) + 1] += RIDGE * math.sqrt(len(a))
-    nu = _pivot_blocks(H, a)
-    if nu is None:
-        nu = _grow_support(H, a)
-    weights = nu * reach
-    return weights / (weights if protected is None else weights[~protected]).sum()
+    weights = reach * _nonnegative(correlation + a[:, None] * a, a)
+    weights /= (weights if protected is None else weights[~protected]).sum()
+    return weights
 
 
-def _weights_of_two(cosine: float, first: float, second: float) -> Array:
-    """λ for two rows of these lengths, in closed form; copies share alike."""
-    pulls = np.array([second * (second - cosine * first), first * (first - cosine * second)])
-    pulls = np.maximum(pulls, 0.0)
-    total = pulls.sum()
-    return pulls / total if total > 0 else np.full(2, 0.5)
+def _weights_of_two(cosine: float, ratio: float) -> Array:
+    """λ in closed form from the cosine of two rows and the ratio of their lengths."""
+    first, second = max(1 - cosine * ratio, 0.0), max(ratio * (ratio - cosine), 0.0)
+    total = first + second
+    # Both are zero for copies only, and those share alike.
+    return np.array([first / total, second / total] if total > 0 else [0.5, 0.5])
+
+
+def _nonnegative(H: Array, a: Array) -> Array:
+    """ν ≥ 0 `[S]` where `w = a − Hν` is at most zero, and zero wherever ν > 0. Overwrites `H`."""
+    diagonal = H.diagonal().copy()
+    ridge = RIDGE * math.sqrt(len(a))
+    while True:
+        H.flat[:: len(a) + 1] = diagonal + ridge
+        try:
+            nu = _pivot_blocks(H, a)
+            return _grow_support(H, a) if nu is None else nu
+        except np.linalg.LinAlgError:
+            # A Gramian of less precise products has eigenvalues below −ridge, and then no minimum.
+            # Its noise is larger: so must the ridge be. The certificate shows what that costs.
+            ridge *= 10
 
 
 def _tolerance(a: Array, nu: Array) -> Array:
@@ -283,26 +301,25 @@ def _tolerance(a: Array, nu: Array) -> Array:
 def _pivot_blocks(H: Array, a: Array) -> Array | None:
     """ν ≥ 0 `[S]` by block principal pivoting, None where that does not get there."""
     support = np.ones(len(a), dtype=bool)
-    nu = np.linalg.solve(H, a)
     fewest, patience = len(a) + 1, 3
     while True:
+        rows = np.flatnonzero(support)
+        nu = np.zeros(len(a))
+        nu[rows] = np.linalg.solve(H.take(rows, 0).take(rows, 1), a[rows])
         w = a - H.dot(nu)
         tolerance = _tolerance(a, nu)
         wrong = (nu < 0) | (w > tolerance)
-        count = np.count_nonzero(wrong)
+        count = int(np.count_nonzero(wrong))
         if count == 0:
             return nu if nu.dot(w + tolerance) >= 0 else None
         # Rows may go in and out for ever: only so many exchanges without progress.
         if count < fewest:
             fewest, patience = count, 3
-        elif patience == 0:
-            return None
-        else:
+        elif patience > 0:
             patience -= 1
+        else:
+            return None
         support ^= wrong
-        rows = np.flatnonzero(support)
-        nu = np.zeros(len(a))
-        nu[rows] = np.linalg.solve(H.take(rows, 0).take(rows, 1), a[rows])
 
 
 def _grow_support(H: Array, a: Array) -> Array:
@@ -347,13 +364,14 @@ def _grow_support(H: Array, a: Array) -> Array:
 
 
 def _append(R: Array, H: Array, support: list[int], row: int) -> None:
-    """Appends `row` to the support and its column to the factor `R`."""
+    """Lets `row` into the support and appends its column to the factor `R`."""
     k = len(support)
     column = _substitute(R[:k, :k].T, H[support, row])
     R[:k, k] = column
-    # Of a near copy nothing but rounding is left here. It enters all the same: the floor makes the
-    # step long but finite, and the row that it replaces is what ends the step.
-    R[k, k] = math.sqrt(max(H[row, row] - column @ column, RIDGE / 4 * math.sqrt(len(H))))
+    pivot = H[row, row] - column @ column  # of a near copy not much is left but the ridge
+    if pivot <= 0:
+        raise np.linalg.LinAlgError("the matrix is not positive definite")
+    R[k, k] = math.sqrt(pivot)
     support.append(row)
 
 

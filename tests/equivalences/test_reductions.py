@@ -15,7 +15,7 @@ from support import data, federation, flat, reference_fmgda, relative, squared_e
 
 TIGHT = 1e-12
 
-CASES = {
+CASES: dict[str, list[tuple[str, ...]]] = {
     "one objective each (A = I)": [("a",), ("b",), ("c",)],
     "all objectives everywhere": [("a", "b", "c")] * 4,
     "own subsets": [("a", "b"), ("c",), ("b", "c"), ("a",), ("a", "b", "c")],

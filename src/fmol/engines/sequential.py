@@ -69,15 +69,15 @@ class SequentialEngine:
         refused: list[Refusal] = []
         up = down = 0
         for ask in sorted(asks, key=lambda ask: ask.client):
-            site = self._site(ask.client)
-            client = site.client
             try:
+                site = self._site(ask.client)
                 reply = work(ask, site)
                 for transform in transforms:
                     reply = transform.client(reply, ask)
             except Exception as error:
-                error.add_note(f"This happened in round {ask.round} at client `{client.id}`.")
+                error.add_note(f"This happened in round {ask.round} at client `{ask.client}`.")
                 raise
+            client = site.client
             bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
             for transform in reversed(transforms):
                 reply = transform.server(reply, ask)

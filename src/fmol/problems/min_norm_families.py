@@ -56,14 +56,19 @@ def families() -> dict[str, Family]:
     return named
 
 
+def _spread(generator: np.random.Generator, S: int, least: float, most: float) -> Deltas:
+    """One factor per row `[S, 1]`, between 10^least and 10^most."""
+    return np.asarray(10.0 ** generator.uniform(least, most, (S, 1)))
+
+
 def _normal(generator: np.random.Generator, *shape: int) -> Deltas:
     return generator.standard_normal(shape)
 
 
 def _shift(generator: np.random.Generator, deltas: Deltas, least: float, most: float) -> Deltas:
     """The rows plus one common vector, so that the origin is outside of their hull (mostly)."""
-    common = _normal(generator, deltas.shape[1])
-    return deltas + common * np.exp(generator.uniform(np.log(least), np.log(most)))
+    length = float(np.exp(generator.uniform(np.log(least), np.log(most))))
+    return deltas + length * _normal(generator, deltas.shape[1])
 
 
 def _random(generator: np.random.Generator, S: int) -> Deltas:
@@ -89,7 +94,7 @@ def _correlated(generator: np.random.Generator, S: int) -> Deltas:
 def _orthogonal(generator: np.random.Generator, S: int) -> Deltas:
     """Orthogonal rows of very different lengths; λ_s ∝ 1/‖Δ_s‖² in closed form."""
     q, _ = np.linalg.qr(_normal(generator, S, S))
-    return np.ascontiguousarray(q) * 10.0 ** generator.uniform(-2, 2, (S, 1))
+    return np.ascontiguousarray(q) * _spread(generator, S, -2, 2)
 
 
 def _conflicting(generator: np.random.Generator, S: int) -> Deltas:
@@ -119,7 +124,7 @@ def _rank_deficient(generator: np.random.Generator, S: int) -> Deltas:
     rank = int(generator.integers(1, max(2, S // 2) + 1))
     basis = _normal(generator, rank, S + 1)
     coordinates = _shift(generator, _normal(generator, S, rank), 0.3, 10.0)
-    return coordinates @ basis
+    return np.asarray(coordinates @ basis)
 
 
 def _duplicated(generator: np.random.Generator, S: int) -> Deltas:
@@ -137,23 +142,23 @@ def _near_duplicates(distance: float) -> Family:
     def family(generator: np.random.Generator, S: int) -> Deltas:
         deltas = _duplicated(generator, S)
         noise = _normal(generator, *deltas.shape)
-        lengths = np.linalg.norm(deltas, axis=1, keepdims=True)
-        return deltas + distance * lengths * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+        lengths = np.linalg.norm(deltas, axis=1) / np.linalg.norm(noise, axis=1)
+        return deltas + distance * lengths[:, None] * noise
 
     return family
 
 
 def _parallel(generator: np.random.Generator, S: int) -> Deltas:
     """Few directions, many lengths."""
-    return _duplicated(generator, S) * 10.0 ** generator.uniform(-3, 3, (S, 1))
+    return _duplicated(generator, S) * _spread(generator, S, -3, 3)
 
 
 def _near_stationary(generator: np.random.Generator, S: int) -> Deltas:
     """Rows with a convex combination of (almost) zero: ‖d‖ from 1e−2 down to 1e−12 of the rows'."""
     deltas = _normal(generator, S, 2 * S)
     weights = generator.dirichlet(np.ones(S))
-    scale = 10.0 ** generator.uniform(-12, -2)
-    return deltas - weights @ deltas + scale * _normal(generator, 2 * S)
+    remainder = 10.0 ** generator.uniform(-12, -2) * _normal(generator, 2 * S)
+    return deltas - weights @ deltas + remainder
 
 
 def _one_tiny(generator: np.random.Generator, S: int) -> Deltas:
@@ -170,7 +175,7 @@ def _cancelling_giants(generator: np.random.Generator, S: int) -> Deltas:
     """
     short = _shift(generator, _normal(generator, S, S + 2), 0.1, 3.0)
     pairs = int(generator.integers(1, max(1, (S - 1) // 2) + 1))
-    giants = 10.0 ** generator.uniform(1, 6, (pairs, 1)) * _normal(generator, pairs, S + 2)
+    giants = _spread(generator, pairs, 1, 6) * _normal(generator, pairs, S + 2)
     short[:pairs] += giants
     short[pairs : 2 * pairs] -= giants[: S - pairs]
     return short
@@ -180,7 +185,7 @@ def _row_scaled(family: Family) -> Family:
     """The family with each row in its own unit, 1e−4 to 1e4."""
 
     def scaled(generator: np.random.Generator, S: int) -> Deltas:
-        return family(generator, S) * 10.0 ** generator.uniform(-4, 4, (S, 1))
+        return family(generator, S) * _spread(generator, S, -4, 4)
 
     return scaled
 
