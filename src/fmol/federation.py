@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -27,9 +27,9 @@ class Client:
     """
 
     id: str
-    data: Any
+    data: Any = field(repr=False)
     objectives: tuple[str, ...]
-    held_out: Any = None
+    held_out: Any = field(default=None, repr=False)
     max_samples: int | None = None
 
     def __post_init__(self) -> None:

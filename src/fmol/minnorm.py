@@ -17,11 +17,11 @@ float64 Gramian allows, `‖d‖² − ⟨Δ_s, d⟩ ≤ 1e−9‖d‖² + 16·S
 
 **A ridge of the size of the noise.** The solvers see `H + 4√S·ε·I`: rounding the entries of `UUᵀ` moves
 its eigenvalues by less, and `w_s` moves by `4√S·ε·ν_s`, well within what is allowed. So the matrix is
-positive definite for copies, parallel rows and any rank, and λ is unique: copies share alike, and
-permuting the objectives permutes λ. A row so close to another (1e−8) that the Gramian cannot tell
-them apart is no division by noise but a long step, which ends where the other row leaves. And where
-long rows cancel, so that ‖d‖² keeps its last digits only, the ridge bends `⟨Δ_s, d⟩` of the long rows,
-which have room for it, instead of the short ones'. Without it one such problem in ten misses the bound.
+positive definite for copies, parallel rows and any rank. A row so close to another (1e−8) that the
+Gramian cannot tell them apart means a long step, which ends where the other row leaves, and no
+division by noise. And where long rows cancel, so that ‖d‖² keeps its last digits only, the ridge bends
+`⟨Δ_s, d⟩` of the long rows, which have room for it, instead of the short ones': without it one such
+problem in six misses the bound.
 
 **Two solvers.** Block principal pivoting guesses the support, solves, exchanges all rows that are on
 the wrong side, and is done after a handful of solves, or one when everything is active. It may cycle;
@@ -118,7 +118,7 @@ def certificate(
     """
     correlation, norms = _correlation(gramian)
     if isinstance(weights, Tensor):
-        weights = weights.detach().to("cpu", torch.float64).numpy()
+        weights = weights.double().numpy(force=True)
     coefficients = np.asarray(weights, dtype=np.float64)
     if coefficients.shape != norms.shape:
         raise ValueError(
@@ -159,7 +159,7 @@ def _correlation(gramian: Tensor | ArrayLike) -> tuple[Array, Array]:
     """`C` `[S, S]`, with zeros in the rows and columns of a zero `Δ_s`, and `‖Δ_s‖` `[S]`; checked."""
     if isinstance(gramian, Tensor):
         tiny = torch.finfo(gramian.dtype).tiny if gramian.is_floating_point() else 0.0
-        matrix: Array = gramian.detach().to("cpu", torch.float64).numpy()
+        matrix: Array = gramian.double().numpy(force=True)
     else:
         given = np.asarray(gramian)
         tiny = float(np.finfo(given.dtype).tiny) if given.dtype.kind == "f" else 0.0
@@ -177,7 +177,7 @@ def _correlation(gramian: Tensor | ArrayLike) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         norms = np.sqrt(np.maximum(squares, tiny) if zeros else squares)
         correlation = matrix / (norms[:, None] * norms)
-        asymmetry = np.abs(correlation - correlation.T).max()
+        asymmetry = (correlation - correlation.T).max()  # its least is minus its most
         excess = np.abs(correlation).max() - 1
         # So written that NaN is refused, too.
         if not (asymmetry <= ASYMMETRY and excess <= EXCESS) or (zeros and squares.min() < 0):
@@ -226,7 +226,7 @@ def _mask(protected: Any, S: int) -> Mask | None:
     if protected is None:
         return None
     if isinstance(protected, Tensor):
-        protected = protected.detach().cpu().numpy()
+        protected = protected.numpy(force=True)
     mask = np.asarray(protected)
     if mask.dtype != np.bool_ or mask.shape != (S,):
         raise ValueError(
@@ -262,10 +262,10 @@ def _weights(correlation: Array, norms: Array, protected: Mask | None) -> Array:
     if protected is None and S == 2:
         return _weights_of_two(correlation[0, 1], norms[0] / norms[1])
     active = norms if protected is None else norms[~protected]
-    reach = active.min() / norms
+    reach = float(active.min()) / norms
     a = reach if protected is None else np.where(protected, 0.0, reach)
     weights = reach * _nonnegative(correlation + a[:, None] * a, a)
-    weights /= (weights if protected is None else weights[~protected]).sum()
+    weights /= float((weights if protected is None else weights[~protected]).sum())
     return weights
 
 
@@ -273,7 +273,7 @@ def _weights_of_two(cosine: float, ratio: float) -> Array:
     """λ in closed form from the cosine of two rows and the ratio of their lengths."""
     first, second = max(1 - cosine * ratio, 0.0), max(ratio * (ratio - cosine), 0.0)
     total = first + second
-    # Both are zero for copies only, and those share alike.
+    # Both are zero for copies only.
     return np.array([first / total, second / total] if total > 0 else [0.5, 0.5])
 
 
@@ -303,7 +303,7 @@ def _pivot_blocks(H: Array, a: Array) -> Array | None:
     support = np.ones(len(a), dtype=bool)
     fewest, patience = len(a) + 1, 3
     while True:
-        rows = np.flatnonzero(support)
+        rows = support.nonzero()[0]
         nu = np.zeros(len(a))
         nu[rows] = np.linalg.solve(H.take(rows, 0).take(rows, 1), a[rows])
         w = a - H.dot(nu)

@@ -58,7 +58,7 @@ def families() -> dict[str, Family]:
 
 def _spread(generator: np.random.Generator, S: int, least: float, most: float) -> Deltas:
     """One factor per row `[S, 1]`, between 10^least and 10^most."""
-    return np.asarray(10.0 ** generator.uniform(least, most, (S, 1)))
+    return np.power(10.0, generator.uniform(least, most, (S, 1)))
 
 
 def _normal(generator: np.random.Generator, *shape: int) -> Deltas:
@@ -66,9 +66,8 @@ def _normal(generator: np.random.Generator, *shape: int) -> Deltas:
 
 
 def _shift(generator: np.random.Generator, deltas: Deltas, least: float, most: float) -> Deltas:
-    """The rows plus one common vector, so that the origin is outside of their hull (mostly)."""
-    length = float(np.exp(generator.uniform(np.log(least), np.log(most))))
-    return deltas + length * _normal(generator, deltas.shape[1])
+    """The rows plus one common vector, 10^least to 10^most times a Gaussian one."""
+    return deltas + _spread(generator, 1, least, most) * _normal(generator, deltas.shape[1])
 
 
 def _random(generator: np.random.Generator, S: int) -> Deltas:
@@ -83,12 +82,12 @@ def _wide(generator: np.random.Generator, S: int) -> Deltas:
 
 def _half_active(generator: np.random.Generator, S: int) -> Deltas:
     """Rows around a common vector, of which about half pull."""
-    return _shift(generator, _normal(generator, S, 2 * S), 0.3, 3.0)
+    return _shift(generator, _normal(generator, S, 2 * S), -0.5, 0.5)
 
 
 def _correlated(generator: np.random.Generator, S: int) -> Deltas:
     """Rows that nearly agree: one common vector and a little of their own."""
-    return _shift(generator, _normal(generator, S, 2 * S), 10.0, 1e5)
+    return _shift(generator, _normal(generator, S, 2 * S), 1, 5)
 
 
 def _orthogonal(generator: np.random.Generator, S: int) -> Deltas:
@@ -100,14 +99,14 @@ def _orthogonal(generator: np.random.Generator, S: int) -> Deltas:
 def _conflicting(generator: np.random.Generator, S: int) -> Deltas:
     """Rows that cancel but for a small common part, so nearly every pair conflicts."""
     deltas = _normal(generator, S, 2 * S)
-    return _shift(generator, deltas - deltas.mean(0), 1e-4, 1.0)
+    return _shift(generator, deltas - deltas.mean(0), -4, 0)
 
 
 def _opposite_pairs(generator: np.random.Generator, S: int) -> Deltas:
     """Rows in nearly opposite pairs."""
     deltas = _normal(generator, S, S + 2)
     deltas[1::2] = -deltas[: 2 * (S // 2) : 2]
-    return _shift(generator, deltas, 1e-6, 1e-1)
+    return _shift(generator, deltas, -6, -1)
 
 
 def _ill_conditioned(generator: np.random.Generator, S: int) -> Deltas:
@@ -116,24 +115,23 @@ def _ill_conditioned(generator: np.random.Generator, S: int) -> Deltas:
     left, _ = np.linalg.qr(_normal(generator, S, S))
     right, _ = np.linalg.qr(_normal(generator, d, d))
     values = 10.0 ** np.linspace(0, -generator.uniform(4, 12), S)
-    return _shift(generator, (left * values) @ right[:S], 1e-6, 1.0)
+    return _shift(generator, (left * values) @ right[:S], -6, 0)
 
 
 def _rank_deficient(generator: np.random.Generator, S: int) -> Deltas:
     """More rows than dimensions, shifted so that most hulls miss the origin."""
     rank = int(generator.integers(1, max(2, S // 2) + 1))
     basis = _normal(generator, rank, S + 1)
-    coordinates = _shift(generator, _normal(generator, S, rank), 0.3, 10.0)
-    return np.asarray(coordinates @ basis)
+    deltas: Deltas = _shift(generator, _normal(generator, S, rank), -0.5, 1) @ basis
+    return deltas
 
 
 def _duplicated(generator: np.random.Generator, S: int) -> Deltas:
-    """Every row occurs twice or more."""
+    """A few distinct rows, copied until there are S."""
     distinct = max(1, S // int(generator.integers(2, 5)))
-    deltas = _shift(generator, _normal(generator, distinct, 2 * S), 0.1, 10.0)
-    return deltas[
-        np.concatenate([np.arange(distinct), generator.integers(0, distinct, S - distinct)])
-    ]
+    copies = generator.integers(0, distinct, S - distinct)
+    deltas = _shift(generator, _normal(generator, distinct, 2 * S), -1, 1)
+    return np.concatenate([deltas, deltas[copies]])
 
 
 def _near_duplicates(distance: float) -> Family:
@@ -142,8 +140,8 @@ def _near_duplicates(distance: float) -> Family:
     def family(generator: np.random.Generator, S: int) -> Deltas:
         deltas = _duplicated(generator, S)
         noise = _normal(generator, *deltas.shape)
-        lengths = np.linalg.norm(deltas, axis=1) / np.linalg.norm(noise, axis=1)
-        return deltas + distance * lengths[:, None] * noise
+        noise *= np.sqrt((deltas**2).sum(1) / (noise**2).sum(1))[:, None]
+        return deltas + distance * noise
 
     return family
 
@@ -157,14 +155,13 @@ def _near_stationary(generator: np.random.Generator, S: int) -> Deltas:
     """Rows with a convex combination of (almost) zero: ‖d‖ from 1e−2 down to 1e−12 of the rows'."""
     deltas = _normal(generator, S, 2 * S)
     weights = generator.dirichlet(np.ones(S))
-    remainder = 10.0 ** generator.uniform(-12, -2) * _normal(generator, 2 * S)
-    return deltas - weights @ deltas + remainder
+    return _shift(generator, deltas - weights @ deltas, -12, -2)
 
 
 def _one_tiny(generator: np.random.Generator, S: int) -> Deltas:
     """One objective is solved: its row is 1e−1 … 1e−12 of the others'."""
     deltas = _half_active(generator, S)
-    deltas[generator.integers(S)] *= 10.0 ** generator.uniform(-12, -1)
+    deltas[generator.integers(S)] *= _spread(generator, 1, -12, -1)[0]
     return deltas
 
 
@@ -173,7 +170,7 @@ def _cancelling_giants(generator: np.random.Generator, S: int) -> Deltas:
 
     Of ‖d‖², a sum of terms as large as the giants', only the last digits survive.
     """
-    short = _shift(generator, _normal(generator, S, S + 2), 0.1, 3.0)
+    short = _shift(generator, _normal(generator, S, S + 2), -1, 0.5)
     pairs = int(generator.integers(1, max(1, (S - 1) // 2) + 1))
     giants = _spread(generator, pairs, 1, 6) * _normal(generator, pairs, S + 2)
     short[:pairs] += giants

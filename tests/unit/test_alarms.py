@@ -1,0 +1,172 @@
+"""Alarms tell a stall's two causes apart, name names, and keep quiet otherwise."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fmol import FMGDA, Client, Federation, Objective, fit
+from fmol.alarms import find_alarms
+from fmol.federation import ClientList
+from fmol.rounds import RoundReport
+
+
+def report(
+    round: int,
+    weights: Mapping[str, float],
+    norms: Mapping[str, float],
+    losses: Mapping[str, float],
+    spread: Mapping[str, float] | None = None,
+    protected: tuple[str, ...] = (),
+    missing: tuple[str, ...] = (),
+) -> RoundReport:
+    return RoundReport(
+        round=round,
+        cohort=("x",),
+        losses=losses,
+        delta_norms=norms,
+        weights=weights,
+        spread=spread or dict.fromkeys(weights, 1.0),
+        protected=protected,
+        missing=missing,
+    )
+
+
+CLIENTS = ClientList(Client(f"site-{i}", None, ("a", "b")) for i in range(7))
+
+
+def stalled(rounds: int, spread: float = 1.0, improvement: float = 0.0) -> list[RoundReport]:
+    return [
+        report(
+            t,
+            {"a": 0.99, "b": 0.01},
+            {"a": 0.01, "b": 1.0},
+            {"a": 0.001, "b": 0.2 * (1 - improvement) ** t},
+            {"a": spread, "b": 1.5},
+        )
+        for t in range(rounds)
+    ]
+
+
+def test_a_stall_is_said_after_ten_rounds_and_not_before() -> None:
+    assert find_alarms(stalled(9), CLIENTS) == ()
+    (alarm,) = find_alarms(stalled(10), CLIENTS)
+    assert (alarm.kind, alarm.objective, alarm.since, alarm.cause) == ("stall", "a", 0, "solved")
+
+
+def test_a_stall_alarm_names_the_numbers_the_holders_and_the_remedy() -> None:
+    (alarm,) = find_alarms(stalled(10), CLIENTS)
+    for part in (
+        "`a`",
+        "99.0%",
+        "round 0",
+        "0.01",
+        "`b`",
+        "`site-0`",
+        "2 more",
+        "normalize",
+        "target",
+    ):
+        assert part in alarm.message
+
+
+def test_clients_that_cancel_one_another_are_told_from_a_solved_objective() -> None:
+    (alarm,) = find_alarms(stalled(10, spread=10_000.0), CLIENTS)
+    assert alarm.cause == "cancelled"
+    assert "cancel" in alarm.message
+
+
+def test_no_alarm_while_the_others_still_improve() -> None:
+    assert find_alarms(stalled(10, improvement=0.01), CLIENTS) == ()
+
+
+def test_no_alarm_for_a_dominant_objective_with_a_long_update() -> None:
+    reports = [
+        report(t, {"a": 0.99, "b": 0.01}, {"a": 0.5, "b": 1.0}, {"a": 0.1, "b": 0.2})
+        for t in range(12)
+    ]
+    assert find_alarms(reports, CLIENTS) == ()
+
+
+def starving(
+    rounds: int, slope: float, protected: tuple[str, ...] = (), missing: tuple[str, ...] = ()
+) -> list[RoundReport]:
+    weights, norms = {"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 1.0}
+    return [
+        report(
+            t,
+            weights,
+            norms,
+            {"a": 0.1, "b": 1 + slope * t},
+            protected=protected,
+            missing=missing,
+        )
+        for t in range(rounds)
+    ]
+
+
+def test_starvation_is_said_after_twenty_rounds_of_a_rising_loss() -> None:
+    assert find_alarms(starving(19, 0.01), CLIENTS) == ()
+    (alarm,) = find_alarms(starving(20, 0.01), CLIENTS)
+    assert (alarm.kind, alarm.objective) == ("starvation", "b")
+    assert "rose from 1 to 1.19" in alarm.message
+    assert find_alarms(starving(20, -0.01), CLIENTS) == ()
+
+
+def test_a_protected_or_missing_objective_does_not_starve() -> None:
+    assert find_alarms(starving(20, 0.01, protected=("b",)), CLIENTS) == ()
+    assert find_alarms(starving(20, 0.01, missing=("b",)), CLIENTS) == ()
+
+
+class Point(nn.Module):
+    """The parameters themselves, whatever the input: objectives are functions of x alone."""
+
+    def __init__(self, start: list[float]) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor(start, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.x.expand(len(inputs), -1)
+
+
+def bowl(column: int) -> Objective:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * (outputs[:, column] - targets[:, column]) ** 2
+
+    return Objective("ab"[column], loss)
+
+
+def test_a_real_stall_raises_the_alarm_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """`a` starts solved up to 1e-3, `b` far away: plain FMGDA follows `a` and `b` stands still."""
+    data = (torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64))
+    objectives = [bowl(0), bowl(1)]
+    problem = Federation(Point([1e-3, 5.0]), objectives, [Client("only", data, ("a", "b"))])
+    with caplog.at_level(logging.WARNING, logger="fmol"):
+        plain = fit(problem, FMGDA(local_steps=1, server_lr=0.01), rounds=30)
+    assert plain.reports[8].alarms == ()
+    alarm = plain.reports[-1].alarms[0]
+    assert (alarm.kind, alarm.objective, alarm.cause, alarm.since) == ("stall", "a", "solved", 0)
+    assert "`only`" in alarm.message
+    assert sum("stall" in message for message in caplog.messages) == 1
+    assert float(plain.losses[-1, 1]) > 0.99 * float(plain.losses[0, 1])
+    for options in ({"normalize": "loss"}, {"normalize": "l2"}, {"normalize": "loss+"}):
+        freed = fit(problem, FMGDA(local_steps=1, server_lr=0.01, **options), rounds=30)  # type: ignore[arg-type]
+        assert float(freed.losses[-1, 1]) < 0.95 * float(freed.losses[0, 1])
+        assert all(r.min_cosine > 0 for r in freed.reports)
+
+
+def test_clients_that_cancel_are_found_in_a_real_run() -> None:
+    """Two clients pull `a` apart with equal force: its mean update is nearly zero."""
+    zeros = torch.zeros(2, 1, dtype=torch.float64)
+    left = torch.tensor([[5.0, 0.0]], dtype=torch.float64).expand(2, 2)
+    right = torch.tensor([[-5.001, 0.0]], dtype=torch.float64).expand(2, 2)
+    clients = [Client("l", (zeros, left), ("a", "b")), Client("r", (zeros, right), ("a", "b"))]
+    problem = Federation(Point([0.0, 5.0]), [bowl(0), bowl(1)], clients)
+    result = fit(problem, FMGDA(local_steps=1, server_lr=0.01), rounds=12)
+    alarm = result.reports[-1].alarms[0]
+    assert (alarm.kind, alarm.objective, alarm.cause) == ("stall", "a", "cancelled")
+    assert result.reports[-1].spread["a"] > 1000

@@ -1,0 +1,132 @@
+"""Nothing broken gets in: the model before a failing round is intact."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fmol import FMGDA, FSMGDA, Client, FedAvg, Federation, Objective, RefusedError, fit
+from fmol.engines.seam import Ask, Reply
+from fmol.rounds import Algorithm
+from support import Net, data, federation, flat, squared_error
+
+
+@dataclass(frozen=True)
+class Corrupt:
+    """Spoils what one client sends for one slot, from some round on."""
+
+    client_id: str
+    slot: str
+    value: str
+    from_round: int = 0
+
+    def client(self, reply: Reply, ask: Ask) -> Reply:
+        hit = reply.client == self.client_id and self.slot in reply.deltas
+        if not hit or ask.round < self.from_round:
+            return reply
+        delta = reply.deltas[self.slot].clone()
+        if self.value == "nan":
+            delta[3] = float("nan")
+        elif self.value == "inf":
+            delta[0] = float("inf")
+        elif self.value == "short":
+            delta = delta[:-1]
+        elif self.value == "broadcastable":
+            delta = delta[:1]
+        elif self.value == "integers":
+            delta = delta.long()
+        return replace(reply, deltas={**reply.deltas, self.slot: delta})
+
+    def server(self, reply: Reply, ask: Ask) -> Reply:
+        return reply
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "short", "broadcastable", "integers"])
+def test_a_broken_update_is_refused_by_name_and_the_round_goes_on(
+    value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = federation()
+    algorithm = FMGDA(local_steps=2, transforms=(Corrupt("c2", "b", value, from_round=1),))
+    with caplog.at_level(logging.WARNING, logger="fmol"):
+        result = fit(problem, algorithm, rounds=3)
+    assert result.reports[0].refused == ()
+    refusal = result.reports[1].refused[0]
+    assert (refusal.round, refusal.client, refusal.objective) == (1, "c2", "b")
+    assert "round 1, client `c2`, objective `b`" in caplog.text
+    assert bool(torch.isfinite(flat(result.model)).all())
+    assert bool(torch.isfinite(result.losses).all())
+
+
+def test_refusing_an_update_is_the_same_as_its_sender_not_holding_the_objective() -> None:
+    problem = federation()
+    spoiled = FMGDA(local_steps=2, transforms=(Corrupt("c2", "b", "nan"),))
+    result = fit(problem, spoiled, rounds=2)
+    without = federation([("a", "b", "c")] * 2 + [("a", "c")] + [("a", "b", "c")])
+    same = fit(without, FMGDA(local_steps=2), rounds=2)
+    torch.testing.assert_close(flat(result.model), flat(same.model), rtol=1e-12, atol=1e-14)
+
+
+ALL_BAD: list[Algorithm] = [FMGDA(local_steps=2), FedAvg(local_steps=2)]
+
+
+@pytest.mark.parametrize("algorithm", ALL_BAD, ids=lambda a: type(a).__name__)
+def test_when_nothing_can_be_let_in_the_run_stops_and_keeps_the_model(algorithm: Algorithm) -> None:
+    calls = {"n": 0}
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls["n"] += 1
+        factor = 1.0 if calls["n"] < 8 else float("nan")
+        return factor * squared_error(0)(outputs, targets)
+
+    problem = Federation(Net().double(), [Objective("a", loss)], [Client("only", data(6), ("a",))])
+    with pytest.raises(RefusedError, match=r"round \d+, client `only`, objective `\w+`") as caught:
+        fit(problem, algorithm, rounds=10)
+    result = caught.value.result
+    assert result is not None
+    assert 0 < len(result.reports) < 10
+    assert bool(torch.isfinite(flat(result.model)).all())
+    assert not torch.equal(flat(result.model), flat(problem.model))
+
+
+def test_a_step_that_would_break_the_model_is_refused() -> None:
+    problem = federation(model=Net())
+
+    def steep(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 1e30 * (outputs[:, 0] - targets[:, 0].float()) ** 2
+
+    objectives = [Objective(name, steep) for name in "abc"]
+    clients = [Client("c", (data(6)[0].float(), data(6)[1]), ("a", "b", "c"))]
+    broken = Federation(problem.model, objectives, clients)
+    with pytest.raises(RefusedError, match="server_lr") as caught:
+        fit(broken, FMGDA(local_steps=1, server_lr=1e30), rounds=2)
+    assert caught.value.result is not None
+    assert torch.equal(flat(caught.value.result.model), flat(problem.model))
+
+
+def test_a_claim_of_too_many_samples_is_refused() -> None:
+    problem = federation([("a", "b", "c")] * 2)
+    clients = [
+        replace(problem.population.get("c0"), max_samples=5),
+        replace(problem.population.get("c1"), max_samples=12),
+    ]
+    bounded = Federation(problem.model, problem.objectives, clients)
+    result = fit(bounded, FSMGDA(local_steps=1, weighting="samples"), rounds=1)
+    refused = {(r.client, r.objective) for r in result.reports[0].refused}
+    assert refused == {("c0", name) for name in "abc"}
+    assert "12 samples" in result.reports[0].refused[0].reason
+
+
+def test_a_refused_client_still_counts_nothing_towards_the_losses() -> None:
+    """Its loss is not let in either, so one NaN does not make the mean NaN."""
+    problem = federation()
+    bad = (data(6)[0] * float("inf"), data(6)[1])
+    clients = [problem.population.get("c0"), Client("z", bad, ("a", "b", "c"))]
+    result = fit(
+        Federation(problem.model, problem.objectives, clients), FMGDA(local_steps=1), rounds=2
+    )
+    assert bool(torch.isfinite(result.losses).all())
+    assert {r.client for r in result.reports[0].refused} == {"z"}

@@ -1,0 +1,376 @@
+"""What users of any trainer expect of `fit`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fmol
+from fmol import FMGDA, FSMGDA, MGD, SMGD, Alone, Client, FedAvg, Federation, Objective, fit
+from fmol.participation import Number
+from fmol.rules import Context, Fixed
+from fmol.schedules import InverseSqrt
+from support import Net, data, federation, flat, squared_error
+
+
+def test_the_shapes_of_a_result() -> None:
+    result = fit(federation(), FSMGDA(local_steps=1), rounds=3)
+    assert result.losses.shape == (4, 3)
+    assert result.weights.shape == (3, 3)
+    assert result.losses.dtype == result.weights.dtype == torch.float64
+    assert [r.round for r in result.reports] == [0, 1, 2]
+    assert result.final.round == 3
+    torch.testing.assert_close(result.weights.sum(1), torch.ones(3, dtype=torch.float64))
+
+
+def test_zero_rounds_give_the_untrained_model_and_its_losses() -> None:
+    problem = federation()
+    result = fit(problem, FSMGDA(local_steps=1), rounds=0)
+    assert result.losses.shape == (1, 3)
+    assert result.weights.shape == (0, 3)
+    assert torch.equal(flat(result.model), flat(problem.model))
+
+
+def test_row_t_is_the_loss_at_x_t_in_evaluation_mode() -> None:
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    problem = federation(model=net, sizes=[5, 9, 12, 7])
+    models: list[nn.Module] = [net]
+    result = fit(
+        problem,
+        FSMGDA(local_steps=2, batch_size=4),
+        rounds=3,
+        callbacks=[lambda report, snapshot: models.append(snapshot.model())],
+    )
+    for t, model in enumerate(models):
+        model.eval()
+        for s in range(3):
+            means = []
+            for client in problem.population.ids():
+                inputs, targets = problem.population.get(client).data
+                means.append(squared_error(s)(model(inputs), targets).mean().detach())
+            assert float(result.losses[t, s]) == pytest.approx(torch.stack(means).mean().item())
+
+
+def test_losses_weighted_by_samples_are_those_of_the_pooled_data() -> None:
+    problem = federation(sizes=[3, 9, 12, 20])
+    result = fit(problem, FMGDA(local_steps=1, weighting="samples"), rounds=1)
+    pooled = [problem.population.get(c).data for c in problem.population.ids()]
+    inputs, targets = (torch.cat(parts) for parts in zip(*pooled, strict=True))
+    for s in range(3):
+        mean = squared_error(s)(problem.model(inputs), targets).mean().item()
+        assert float(result.losses[0, s]) == pytest.approx(mean, rel=1e-12)
+
+
+def test_stop_at_returns_the_first_model_that_is_good_enough() -> None:
+    problem = federation()
+    algorithm = FSMGDA(local_steps=5, batch_size=6)
+    full = fit(problem, algorithm, rounds=30)
+    goal = float(full.losses[12].max())
+    stopped = fit(problem, algorithm, rounds=30, stop_at=goal)
+    first = next(t for t in range(31) if bool((full.losses[t] <= goal).all()))
+    assert len(stopped.reports) == first
+    assert bool((stopped.losses[-1] <= goal).all())
+    assert not bool((stopped.losses[-2] <= goal).all())
+    assert torch.equal(stopped.losses, full.losses[: first + 1])
+    reached = fit(problem, algorithm, rounds=first)
+    assert torch.equal(flat(stopped.model), flat(reached.model))
+    assert "stop_at" in stopped.stopped
+
+
+def test_stop_at_can_name_some_objectives() -> None:
+    problem = federation()
+    goal = float(fit(problem, FSMGDA(local_steps=5), rounds=5).losses[-1, 1])
+    result = fit(problem, FSMGDA(local_steps=5), rounds=50, stop_at={"b": goal})
+    assert len(result.reports) == 5
+    with pytest.raises(ValueError, match="`nobody`"):
+        fit(problem, FSMGDA(local_steps=5), rounds=50, stop_at={"nobody": goal})
+
+
+def test_a_callback_can_stop_training_and_sees_the_state_after_its_round() -> None:
+    seen: list[int] = []
+
+    def watch(report: fmol.RoundReport, snapshot: Any) -> bool:
+        seen.append(report.round)
+        return report.round == 2
+
+    problem = federation()
+    result = fit(problem, FSMGDA(local_steps=1), rounds=9, callbacks=[watch])
+    assert seen == [0, 1, 2]
+    assert result.losses.shape == (4, 3)
+    assert "callback" in result.stopped
+
+
+def test_training_can_start_from_another_model() -> None:
+    problem = federation()
+    first = fit(problem, MGD(0.1), rounds=3)
+    straight = fit(problem, MGD(0.1), rounds=6)
+    for start in (first.model, first.model.state_dict(), flat(first.model)):
+        rest = fit(problem, MGD(0.1), rounds=3, start=start)
+        assert torch.equal(flat(rest.model), flat(straight.model))
+    with pytest.raises(ValueError, match=r"trunk\.weight"):
+        fit(problem, MGD(0.1), rounds=1, start=Net(width=9))
+    with pytest.raises(ValueError, match="shape"):
+        fit(problem, MGD(0.1), rounds=1, start=torch.zeros(3))
+
+
+def test_evaluate_every_leaves_the_other_rows_nan() -> None:
+    result = fit(federation(), FSMGDA(local_steps=1), rounds=5, evaluate_every=2)
+    measured = ~torch.isnan(result.losses).any(1)
+    assert measured.tolist() == [True, False, True, False, True, True]
+
+
+def test_evaluate_says_over_whom() -> None:
+    problem = federation(sizes=[5, 9, 12, 7])
+    run: Callable[..., Any] = lambda how: fit(  # noqa: E731
+        problem, FSMGDA(local_steps=1), rounds=2, evaluate=how, participation=Number(2)
+    )
+    everyone, cohort, panel = run("all"), run("cohort"), run(3)
+    assert everyone.reports[0].evaluated == "all 4 clients"
+    assert cohort.reports[0].evaluated == "the cohort"
+    assert panel.reports[0].evaluated == "3 of 4 clients"
+    assert everyone.reports[0].losses != cohort.reports[0].losses
+    assert len({r.client for r in cohort.final.clients}) == 2
+    assert {r.client for r in panel.final.clients} == {r.client for r in run(3).final.clients}
+    with pytest.raises(ValueError, match="`evaluate`"):
+        run("some")
+
+
+def test_a_cohorts_evaluation_rides_along_without_further_messages() -> None:
+    problem = federation()
+    asked: list[tuple[int, bool]] = []
+
+    class Spy(fmol.engines.SequentialEngine):
+        def map(self, asks: Any, fold: Any = None, **rest: Any) -> Any:
+            asked.append((len(asks), any(ask.lanes for ask in asks)))
+            return super().map(asks, fold, **rest)
+
+    fit(problem, FSMGDA(local_steps=1), rounds=2, engine=Spy, evaluate="cohort")
+    assert asked == [(4, True), (4, True), (4, False)]
+
+
+def test_frozen_parameters_stay_and_heads_are_trained() -> None:
+    problem = federation()
+    problem.model.get_submodule("trunk").requires_grad_(False)
+    frozen = federation(model=problem.model)
+    result = fit(frozen, FSMGDA(local_steps=2), rounds=2)
+    before, after = dict(problem.model.named_parameters()), dict(result.model.named_parameters())
+    assert torch.equal(before["trunk.weight"], after["trunk.weight"])
+    assert not torch.equal(before["heads.0.weight"], after["heads.0.weight"])
+    assert frozen.layout.size == 21
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.second(torch.tanh(self.first(inputs)))
+        return outputs
+
+
+def test_tied_parameters_stay_tied_and_move_once() -> None:
+    torch.manual_seed(0)
+    problem = federation(model=Tied().double())
+    result = fit(problem, FMGDA(local_steps=2), rounds=2)
+    trained = result.model
+    assert isinstance(trained, Tied)
+    assert trained.second.weight is trained.first.weight
+    assert problem.layout.size == 25 + 5 + 5
+    loss = squared_error(0)(problem.model(data(12)[0]), data(12)[1]).mean()
+    (gradient,) = torch.autograd.grad(loss, [problem.model.get_parameter("first.weight")])
+    one = Federation(problem.model, problem.objectives[:1], [Client("c", data(12), ("a",))])
+    step = fit(one, MGD(0.1), rounds=1).model
+    assert isinstance(step, Tied)
+    moved = problem.model.get_parameter("first.weight") - step.first.weight
+    torch.testing.assert_close(moved.detach(), 0.1 * gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_models_of_other_dtypes_train_in_their_own(dtype: torch.dtype) -> None:
+    problem = federation(model=Net().to(dtype))
+    clients = [
+        Client(c, tuple(part.to(dtype) for part in problem.population.get(c).data), ("a", "b", "c"))
+        for c in problem.population.ids()
+    ]
+    typed = Federation(problem.model, problem.objectives, clients)
+    result = fit(typed, FSMGDA(local_steps=3, batch_size=4, local_lr=0.2, server_lr=0.2), rounds=8)
+    assert all(p.dtype == dtype for p in result.model.parameters())
+    assert result.losses.dtype == torch.float64
+    assert float(result.losses[-1].sum()) < float(result.losses[0].sum())
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 4), nn.Linear(3, 4)
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        return {"sum": self.a(left) + self.b(right)}
+
+
+def test_dict_inputs_dict_outputs_and_tuple_targets_work() -> None:
+    torch.manual_seed(0)
+    inputs = {"left": torch.randn(10, 2), "right": torch.randn(10, 3)}
+    targets = (torch.randn(10), torch.randn(10))
+    objectives = [
+        Objective("first", lambda out, y: (out["sum"][:, 0] - y[0]) ** 2),
+        Objective("second", lambda out, y: (out["sum"][:, 1] - y[1]) ** 2),
+    ]
+    problem = Federation(
+        TwoInputs(), objectives, [Client("c", (inputs, targets), ("first", "second"))]
+    )
+    result = fit(problem, FSMGDA(local_steps=3, batch_size=4), rounds=5)
+    assert bool((result.losses[-1] < result.losses[0]).all())
+
+
+def test_a_scalar_loss_is_that_of_the_whole_set() -> None:
+    def spread(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs[:, 0].var()
+
+    problem = federation([("a",)], names=("a",))
+    scalar = Federation(problem.model, [Objective("a", spread)], [problem.population.get("c0")])
+    result = fit(scalar, FMGDA(local_steps=3), rounds=3)
+    inputs = problem.population.get("c0").data[0]
+    assert float(result.losses[0, 0]) == pytest.approx(problem.model(inputs)[:, 0].var().item())
+    assert float(result.losses[-1, 0]) < float(result.losses[0, 0])
+
+
+def test_schedules_move_both_step_sizes() -> None:
+    algorithm = FSMGDA(local_steps=1, local_lr=lambda t: 0.1 / (t + 1), server_lr=InverseSqrt(0.2))
+    result = fit(federation(), algorithm, rounds=3)
+    assert [r.local_lr for r in result.reports] == pytest.approx([0.1, 0.05, 0.1 / 3])
+    assert [r.server_lr for r in result.reports] == pytest.approx(
+        [0.2 / math.sqrt(t + 1) for t in range(3)]
+    )
+    with pytest.raises(ValueError, match="`server_lr` is nan"):
+        fit(federation(), FSMGDA(local_steps=1, server_lr=lambda t: math.nan), rounds=1)
+
+
+def test_a_target_protects_an_objective_once_it_is_reached() -> None:
+    problem = federation()
+    free = fit(problem, FMGDA(local_steps=3, server_lr=0.3), rounds=40)
+    goal = float(free.losses[5, 0])
+    guarded = federation(targets={"a": goal})
+    result = fit(guarded, FMGDA(local_steps=3, server_lr=0.3), rounds=40)
+    assert result.reports[0].protected == ()
+    assert any(report.protected == ("a",) for report in result.reports)
+    assert all(report.min_cosine > -1e-9 for report in result.reports)
+    assert float(result.losses[-1, 1:].sum()) < float(free.losses[-1, 1:].sum())
+
+
+def test_training_ends_when_every_objective_has_reached_its_target() -> None:
+    problem = federation()
+    goals = fit(problem, FMGDA(local_steps=3), rounds=8).losses[-1] * 1.0001
+    guarded = federation(targets=dict(zip("abc", goals.tolist(), strict=True)))
+    result = fit(guarded, FMGDA(local_steps=3), rounds=2000)
+    assert len(result.reports) < 2000
+    assert "target" in result.stopped
+    assert bool((result.losses[-1] <= goals).all())
+
+
+def test_a_users_own_rule_is_a_function_passed_in() -> None:
+    def only_the_worst(gramian: Tensor, context: Context) -> Tensor:
+        assert context.losses is not None
+        context.memory["calls"] = context.memory.get("calls", torch.zeros(())) + 1
+        return torch.nn.functional.one_hot(context.losses.argmax(), len(context.names)).double()
+
+    only_the_worst.needs_losses = True  # type: ignore[attr-defined]
+    result = fit(federation(), FSMGDA(local_steps=1, rule=only_the_worst), rounds=4)
+    assert torch.equal(result.weights.argmax(1), result.losses[:-1].argmax(1))
+    assert float(result.state.memory["calls"]) == 4
+
+
+def test_fixed_weights_on_separate_lanes() -> None:
+    rule = Fixed({"a": 1.0, "b": 1.0, "c": 2.0})
+    result = fit(federation(), FSMGDA(local_steps=1, rule=rule), rounds=2)
+    assert result.reports[1].weights == {"a": 0.25, "b": 0.25, "c": 0.5}
+
+
+def test_a_rule_that_returns_nonsense_is_named() -> None:
+    with pytest.raises(ValueError, match="finite weights"):
+        fit(
+            federation(),
+            FSMGDA(local_steps=1, rule=lambda gramian, context: torch.full((2,), math.nan)),
+            rounds=1,
+        )
+
+
+def test_true_gradients_bound_one_another() -> None:
+    """‖d̄_t‖ ≥ ‖d*_t‖ always: the second has the best weights for the same gradients."""
+    result = fit(
+        federation(),
+        FSMGDA(local_steps=5, batch_size=3, local_lr=0.3),
+        rounds=10,
+        true_gradients_every=3,
+        optimum=dict.fromkeys("abc", 0.0),
+    )
+    measured = [r for r in result.reports if not math.isnan(r.stationarity)]
+    assert [r.round for r in measured] == [0, 3, 6, 9]
+    for report in measured:
+        assert report.true_direction_norm_squared >= report.stationarity * (1 - 1e-9)
+    first = result.reports[0]
+    gap = sum(first.weights[n] * first.losses[n] for n in "abc")
+    assert first.optimality_gap == pytest.approx(gap)
+
+
+def test_only_the_shared_parameters_enter_the_qp() -> None:
+    problem = federation([("a", "b", "c")] * 2)
+    result = fit(problem, FMGDA(local_steps=1, server_lr=0.1, shared="trunk.*"), rounds=1)
+    gradient = []
+    inputs_targets = [problem.population.get(c).data for c in problem.population.ids()]
+    for s in range(3):
+        losses = [squared_error(s)(problem.model(x), y).mean() for x, y in inputs_targets]
+        mean = torch.stack(losses).mean()
+        head = problem.model.get_parameter(f"heads.{s}.weight")
+        (grad,) = torch.autograd.grad(mean, [head])
+        gradient.append(grad)
+    for s in range(3):
+        name = f"heads.{s}.weight"
+        moved = problem.model.get_parameter(name) - result.model.get_parameter(name)
+        torch.testing.assert_close(moved.detach(), 0.1 * gradient[s], rtol=1e-10, atol=1e-14)
+    with pytest.raises(ValueError, match=r"pattern `nothing\.\*`"):
+        fit(problem, FMGDA(local_steps=1, shared="nothing.*"), rounds=1)
+
+
+def wrong(**options: Any) -> Any:
+    """Options that a type checker would not let through."""
+    return options
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (FSMGDA, "exactly one of `local_steps` and `local_epochs`"),
+        (lambda: FSMGDA(local_steps=1, local_epochs=1), "exactly one"),
+        (lambda: FSMGDA(local_steps=0), "`local_steps`"),
+        (lambda: FSMGDA(local_steps=1, batch_size=0), "`batch_size`"),
+        (lambda: FSMGDA(local_steps=1, **wrong(accumulate="max")), "`accumulate`.*'max'"),
+        (lambda: FSMGDA(local_steps=1, **wrong(normalize="l1")), "`normalize`.*'l1'"),
+        (lambda: FSMGDA(local_steps=1, **wrong(on_missing_objective="zero")), "`on_missing_obj"),
+        (lambda: FSMGDA(local_steps=1, **wrong(weighting="size")), "`weighting`"),
+        (lambda: FSMGDA(local_steps=1, local_momentum=1.0), "`local_momentum`"),
+        (lambda: FSMGDA(local_steps=1, clip_norm=0.0), "`clip_norm`"),
+        (lambda: FSMGDA(local_steps=1, server_lr=-1), "`server_lr`"),
+        (lambda: SMGD(0, 0.1), "`batch_size`"),
+        (lambda: fit(federation(), FedAvg({"a": 1.0}, local_steps=1), rounds=1), "`weights`"),
+        (lambda: fit(federation(), MGD(0.1), rounds=-1), "`rounds`"),
+        (lambda: fit(federation(), MGD(0.1), rounds=1, engine="warp"), "`engine`.*'warp'"),
+        (lambda: fit(federation(), MGD(0.1), rounds=1, device="abacus"), "'abacus'"),
+        (lambda: fit(federation(), Alone(local_steps=1), rounds=1, evaluate_every=0), "at least 1"),
+    ],
+)
+def test_bad_options_get_one_clear_sentence(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_all_wrong_options_are_said_at_once() -> None:
+    with pytest.raises(ValueError, match=r"`normalize`.*`weight_decay`.*`batch_size`.*exactly one"):
+        FSMGDA(batch_size=-1, normalize="x", weight_decay=-1)  # type: ignore[arg-type]
