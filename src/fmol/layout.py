@@ -104,7 +104,7 @@ class FlatModel:
                 parameter.data = view
             else:
                 self._narrow.append((parameter, view))
-        self._zeros = [torch.zeros(0) for _ in self._parameters]
+        self._zeros = self.x.new_zeros(0)
 
     def load(self, x: Tensor) -> None:
         """Sets the parameters to `x` `[d]`, by copy."""
@@ -128,17 +128,17 @@ class FlatModel:
         if not loss.requires_grad:
             return torch.zeros_like(self.x)
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        return torch.cat(
-            [
-                self._zero(i) if g is None else g.reshape(-1).to(self.x.dtype)
-                for i, g in enumerate(gradients)
-            ]
-        )
+        parts = [
+            self._zero(size) if g is None else g.reshape(-1)
+            for g, size in zip(gradients, self.layout.sizes, strict=True)
+        ]
+        return torch.cat([p.to(self.x.dtype) for p in parts] if self._narrow else parts)
 
-    def _zero(self, i: int) -> Tensor:
-        if self._zeros[i].numel() == 0:
-            self._zeros[i] = self.x.new_zeros(self.layout.sizes[i])
-        return self._zeros[i]
+    def _zero(self, size: int) -> Tensor:
+        """Zeros for parameters that a loss does not touch, as the other objectives' heads."""
+        if self._zeros.numel() < size:
+            self._zeros = self.x.new_zeros(size)
+        return self._zeros[:size]
 
     def buffer_versions(self) -> dict[str, int]:
         """How often each buffer was written; a forward pass that writes one is no function of x."""

@@ -183,10 +183,19 @@ def _count_labels(site: Site, x: Tensor, name: str) -> int:
 def _dropout_stream(ask: Ask, lane: Lane, site: Site) -> Iterator[None]:
     """Whatever the model draws (dropout) comes from a stream of this lane's own."""
     device = site.model.x.device
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index])
     key = rng.key(site.seed, "model", ask.round, ask.phase, site.client.id, lane.slot)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(key % 2**63)
+    before = [generator.get_state() for generator in generators]
+    # Not torch.manual_seed: it touches every device and formats a stack trace each time.
+    for generator in generators:
+        generator.manual_seed(key % 2**63)
+    try:
         yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
 @contextmanager
