@@ -49,7 +49,7 @@ Mask = NDArray[np.bool_]
 EPS = 2.0**-52
 NOISE = 16 * EPS  # times S: what the certificate forgives, relative to lengths
 RIDGE = 4 * EPS  # times √S: what the solvers add to the diagonal of H
-TOLERANCE = EPS  # times S: how far `w` may be above zero, relative to Σν …
+TOLERANCE = 2 * EPS  # times S: how far `w` may be above zero, relative to ‖ν‖ …
 RELATIVE = 1e-10  # … and to a_s(1 − aᵀν)
 
 # What rounding in float32 may do to a Gramian, relative to ‖Δ_i‖‖Δ_j‖.
@@ -294,7 +294,7 @@ def _nonnegative(H: Array, a: Array) -> Array:
 
 def _tolerance(a: Array, nu: Array) -> Array:
     """How far above zero `w` `[S]` may be at the solution."""
-    noise = TOLERANCE * len(a) * float(np.abs(nu).sum())
+    noise = TOLERANCE * len(a) * math.sqrt(nu.dot(nu))
     return RELATIVE * max(1.0 - float(a.dot(nu)), 0.0) * a + noise
 
 

@@ -99,6 +99,7 @@ class RoundReport:
     local_lr: float = NAN
     server_lr: float = NAN
     bytes_up: int = 0
+    """What training would put on a wire; evaluating clients outside the cohort is not counted."""
     bytes_down: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Phase → seconds: `clients`, `server`, `evaluation`."""

@@ -17,7 +17,7 @@ from fmol.federation import Federation
 from fmol.measurement import Evaluation, Measurement, unmeasured
 from fmol.participation import Everyone, Participation
 from fmol.result import Result, Snapshot
-from fmol.rounds import Algorithm, Plan, RoundReport
+from fmol.rounds import NAN, Algorithm, Plan, RoundReport
 
 __all__ = ["Callback", "fit"]
 
@@ -86,8 +86,7 @@ def fit(
         try:
             plan = Plan(t, cohort_of(t), evaluate=measured, held_out=measured)
             after, report = algorithm.round(state, plan, machine)
-            if measured:
-                report = measurement.complete(report, state)
+            report = measurement.complete(report, state) if measured else _unmeasured(report)
             if true_gradients_every is not None and t % true_gradients_every == 0:
                 report = measurement.with_true_gradients(report, state)
         except FmolError as error:
@@ -120,6 +119,11 @@ def fit(
     if final is None:
         final = measurement.at(state, len(reports), cohort_of(len(reports)))
     return result(final)
+
+
+def _unmeasured(report: RoundReport) -> RoundReport:
+    """Without losses: what a rule may have asked of the cohort is not what was asked to be shown."""
+    return replace(report, losses=dict.fromkeys(report.losses, NAN))
 
 
 def _start(

@@ -124,6 +124,14 @@ def test_evaluate_every_leaves_the_other_rows_nan() -> None:
     assert measured.tolist() == [True, False, True, False, True, True]
 
 
+def test_a_rule_that_needs_losses_does_not_fill_rows_that_were_not_asked_for() -> None:
+    algorithm = FSMGDA(local_steps=1, normalize="loss")
+    sparse = fit(federation(), algorithm, rounds=4, evaluate_every=3)
+    dense = fit(federation(), algorithm, rounds=4)
+    assert torch.isnan(sparse.losses).any(1).tolist() == [False, True, True, False, False]
+    assert torch.equal(flat(sparse.model), flat(dense.model))
+
+
 def test_evaluate_says_over_whom() -> None:
     problem = federation(sizes=[5, 9, 12, 7])
     run: Callable[..., Any] = lambda how: fit(  # noqa: E731

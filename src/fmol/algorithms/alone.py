@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fmol.aggregate import Weighting
+from fmol.algorithms.centralized import nothing_sent
 from fmol.algorithms.fedavg import MIXTURE, objective_weights
 from fmol.algorithms.options import LocalOptions, check_options
 from fmol.engines.seam import Ask, Engine, Lane, Reply, Site, Work
@@ -71,7 +72,7 @@ class Alone(LocalOptions):
             asks.append(replace(ask, payload={"lr": torch.tensor(lr, dtype=torch.float64)}))
         _, receipt = engine.map(asks, work=work_alone)
         size = len(names)
-        return state, RoundReport(
+        report = RoundReport(
             round=plan.round,
             cohort=plan.cohort,
             losses=mean_losses(receipt.clients, names, self.weighting),
@@ -87,6 +88,7 @@ class Alone(LocalOptions):
             clients=receipt.clients,
             notes=receipt.notes,
         )
+        return state, nothing_sent(report)
 
 
 def work_alone(ask: Ask, site: Site) -> Reply:

@@ -17,6 +17,12 @@ from fmol.schedules import Schedule, at
 __all__ = ["MGD", "SMGD"]
 
 
+def nothing_sent(report: RoundReport) -> RoundReport:
+    """The report of a round in which no message went anywhere."""
+    clients = tuple(replace(record, bytes_up=0, bytes_down=0) for record in report.clients)
+    return replace(report, bytes_up=0, bytes_down=0, clients=clients)
+
+
 @dataclass(frozen=True)
 class SMGD(ServerOptions):
     """Stochastic multiple gradient descent with all data in one place; one iteration is one round.
@@ -50,7 +56,7 @@ class SMGD(ServerOptions):
         lr = at(self.server_lr, plan.round, "server_lr")
         gradient = LocalConfig(lr=lr, steps=1, batch_size=self.batch_size)
         state, report = multiple_gradient_round(self, state, everyone, engine, gradient, lr)
-        return state, replace(report, bytes_up=0, bytes_down=0)
+        return state, nothing_sent(report)
 
 
 @dataclass(frozen=True)

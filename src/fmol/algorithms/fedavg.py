@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fmol.aggregate import MeanFold, Weighting
 from fmol.algorithms.fmgda import step
+from fmol.algorithms.missing import check_arrivals
 from fmol.algorithms.options import LocalOptions, check_options
 from fmol.engines.seam import Engine, Lane, Transform, Work
-from fmol.errors import RefusedError
 from fmol.federation import Federation
 from fmol.local import local_work
 from fmol.metrics import mean_losses
@@ -76,11 +76,7 @@ class FedAvg(LocalOptions):
         fold = MeanFold([MIXTURE], state.x, self.weighting)
         means, receipt = engine.map(asks, fold, transforms=self.transforms)
         started = perf_counter()
-        if not means.slots and receipt.refused:
-            raise RefusedError(
-                f"{receipt.refused[0]}. Nothing else arrived in this round, so the model stays what "
-                "it was before it. Look at that client's data and loss, or take smaller steps."
-            )
+        check_arrivals(means, receipt)
         x, square = state.x, NAN
         if means.slots:
             x = step(state.x, means.deltas[0], lr, plan.round)

@@ -14,7 +14,7 @@ from fmol.engines.seam import Receipt
 from fmol.errors import MissingObjectiveError, RefusedError
 from fmol.rounds import State
 
-__all__ = ["Rows", "fill_in", "room_for_reuse"]
+__all__ = ["Rows", "check_arrivals", "fill_in", "room_for_reuse"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,17 @@ def room_for_reuse(options: ServerOptions, objectives: int, x: Tensor) -> dict[s
     }
 
 
+def check_arrivals(means: Means, receipt: Receipt) -> None:
+    """Raises where updates arrived and none of them could be let in."""
+    if not means.slots and receipt.refused:
+        more = len(receipt.refused) - 1
+        raise RefusedError(
+            f"{receipt.refused[0]}{f' (and {more} more)' if more else ''}. Nothing else arrived in "
+            "this round, so the model stays what it was before it. Look at that client's data and "
+            "loss, or take smaller steps."
+        )
+
+
 def fill_in(
     options: ServerOptions,
     state: State,
@@ -54,13 +65,7 @@ def fill_in(
 
     Never a zero vector: zero is in the hull then, and nobody moves.
     """
-    if not means.slots and receipt.refused:
-        more = len(receipt.refused) - 1
-        raise RefusedError(
-            f"{receipt.refused[0]}{f' (and {more} more)' if more else ''}. Nothing else arrived in "
-            "this round, so the model stays what it was before it. Look at that client's data and "
-            "loss, or take smaller steps."
-        )
+    check_arrivals(means, receipt)
     missing = tuple(name for name in losses if name not in means.slots)
     if missing and options.on_missing_objective == "fail":
         raise MissingObjectiveError(
