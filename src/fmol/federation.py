@@ -138,7 +138,7 @@ class Federation:
         else:
             clients = tuple(clients)
             problems += _client_problems(clients, {o.name for o in self.objectives})
-            self.population = ClientList(clients)
+            self.population = ClientList(c for c in clients if isinstance(c.id, str))
         problems += _holder_problems(self.objectives, self.population)
         if held_out is not None and not is_lazy(held_out):
             problems += _data_problems(held_out, "`held_out` of the federation")

@@ -36,7 +36,7 @@ def draw_mask(S: int, seed: int) -> Mask:
 
 
 names = st.sampled_from(sorted(FAMILIES))
-sizes = st.integers(2, 60)
+sizes = st.integers(1, 60)
 seeds = st.integers(0, 2**32)
 problems = st.builds(draw_deltas, names, sizes, seeds)
 
@@ -83,6 +83,16 @@ def check(gramian: Array, protected: Mask | None = None) -> MinNormSolution:
         assert solution.norm_squared > 0
         assert -1 <= solution.min_cosine <= 1
     return solution
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_family_gives_the_same_problem_for_the_same_seed(name: str) -> None:
+    for S in (1, 2, 3, 10):
+        deltas = draw_deltas(name, S, seed=S)
+        assert deltas.shape[0] == S
+        assert deltas.dtype == np.float64
+        assert np.isfinite(deltas).all()
+        assert np.array_equal(deltas, draw_deltas(name, S, seed=S))
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

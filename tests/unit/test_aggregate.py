@@ -235,6 +235,15 @@ def test_the_gramian_does_not_depend_on_the_chunks(chunk: int) -> None:
     assert torch.equal(gramian(numbers.float(), chunk=chunk), numbers @ numbers.T)
 
 
+def test_chunks_are_added_up_beyond_single_precision() -> None:
+    """Each chunk's sums fit in 24 bits, all of them together do not."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(-127, 128, (3, 20 * 1024 + 3), generator=generator).double()
+    exact = numbers @ numbers.T
+    assert not torch.equal(exact.float().double(), exact)
+    assert torch.equal(gramian(numbers.float()), exact)
+
+
 def test_the_gramian_of_many_rows_goes_in_blocks() -> None:
     """With 1500 rows a block is one chunk, so that three of them and a rest are put together."""
     numbers = whole_numbers(1500, 3 * 16 + 5)
@@ -325,12 +334,23 @@ def test_the_gramian_leaves_the_deltas_alone() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["highest", "high"])
-def test_the_gramian_on_a_gpu_is_as_exact_whatever_precision_the_model_trains_in(
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "highest",
+        pytest.param(
+            "high",
+            marks=pytest.mark.xfail(
+                reason="the products are then taken in TF32", raises=AssertionError, strict=True
+            ),
+        ),
+    ],
+)
+def test_the_gramian_on_a_gpu_is_exact_whatever_precision_the_model_trains_in(
     precision: str,
 ) -> None:
-    deltas = vectors(4, d=300_000).float()
-    exact = deltas.double() @ deltas.double().T
+    """TF32 has ten bits after the point, and 1 + 2⁻¹² is one in it."""
+    deltas = torch.full((2, 5000), 1 + 2**-12)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -338,4 +358,5 @@ def test_the_gramian_on_a_gpu_is_as_exact_whatever_precision_the_model_trains_in
     finally:
         torch.set_float32_matmul_precision(before)
     assert product.device.type == "cpu"
-    assert float((product - exact).abs().max() / exact.max()) < 1e-7
+    exact = deltas.double() @ deltas.double().T
+    assert float(((product - exact) / exact).abs().max()) < 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,12 @@ X = torch.zeros(4)
 INF, NAN = float("inf"), float("nan")
 CLIENT = Client("anna", None, ("a", "b"), max_samples=50)
 ASK = Ask(
-    client="anna", round=7, x=X, lanes=(Lane("a", {"a": 1.0}), Lane("b", {"b": 1.0})), evaluate=("a", "b")
-)  # fmt: skip
+    client="anna",
+    round=7,
+    x=X,
+    lanes=(Lane("a", {"a": 1.0}), Lane("b", {"b": 1.0})),
+    evaluate=("a", "b"),
+)
 MIXED = replace(ASK, lanes=(Lane("mixture", {"a": 0.5, "b": 0.5}),))
 
 
@@ -62,16 +67,25 @@ def not_finite(value: float) -> Tensor:
 WRONG_FOR_B: Mapping[str, tuple[dict[str, Any], str]] = {
     "a delta with NaN": ({"deltas": deltas(b=not_finite(NAN))}, "2 non-finite of 4"),
     "a delta with infinity": ({"deltas": deltas(b=not_finite(-INF))}, "2 non-finite of 4"),
-    "a delta that is too short": ({"deltas": deltas(b=torch.ones(3))}, r"shape \[3\] instead of \[4\]"),
+    "a delta that is too short": (
+        {"deltas": deltas(b=torch.ones(3))},
+        r"shape \[3\] instead of \[4\]",
+    ),
     "a delta that is not flat": ({"deltas": deltas(b=torch.ones(4, 1))}, r"shape \[4, 1\]"),
     "a delta without dimensions": ({"deltas": deltas(b=torch.tensor(1.0))}, r"shape \[\]"),
-    "a delta of whole numbers": ({"deltas": deltas(b=torch.ones(4).long())}, "int64 instead of torch.float32"),
+    "a delta of whole numbers": (
+        {"deltas": deltas(b=torch.ones(4).long())},
+        "int64 instead of torch.float32",
+    ),
     "a complex delta": ({"deltas": deltas(b=torch.ones(4) + 0j)}, "complex64"),
     "a loss that is not a number": ({"losses": {"a": 0.5, "b": NAN}}, "loss at x is nan"),
     "an infinite loss": ({"losses": {"a": 0.5, "b": INF}}, "loss at x is inf"),
     "a negative number of samples": ({"samples": {"a": 10, "b": -1}}, "claims -1 samples"),
-    "more samples than it can have": ({"samples": {"a": 10, "b": 51}}, "claims 51 samples .* 50 at most"),
-}  # fmt: skip
+    "more samples than it can have": (
+        {"samples": {"a": 10, "b": 51}},
+        "claims 51 samples .* 50 at most",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WRONG_FOR_B)
@@ -80,8 +94,7 @@ def test_what_is_wrong_is_refused_with_round_client_objective_and_reason(case: s
     _, (refusal,) = checked(reply(**wrong))
     assert (refusal.round, refusal.client, refusal.objective) == (7, "anna", "b")
     assert str(refusal).startswith("round 7, client `anna`, objective `b`: it")
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(refusal.reason)
+    assert re.search(reason, refusal.reason)
 
 
 @pytest.mark.parametrize("case", WRONG_FOR_B)

@@ -146,11 +146,6 @@ def test_a_client_without_a_proper_id_is_refused(id: Any) -> None:
     assert repr(id) in said
 
 
-@pytest.mark.xfail(
-    reason="the clients are sorted by id before what is wrong with them is said",
-    raises=TypeError,
-    strict=True,
-)
 def test_an_id_that_is_no_string_is_refused_in_words_beside_those_that_are() -> None:
     wrong: Any = 7
     assert "`id` must be a non-empty string, got 7" in problems_of(

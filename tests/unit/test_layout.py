@@ -291,8 +291,10 @@ def test_patterns_choose_parameters_by_name() -> None:
 
 
 def test_patterns_mind_capitals() -> None:
-    with pytest.raises(ValueError, match=r"`Trunk\.\*`"):
-        Layout.of(Net()).matching("Trunk.*")
+    layout = Layout.of(nn.ModuleDict({"Trunk": nn.Linear(2, 3), "trunk": nn.Linear(2, 1)}))
+    assert int(layout.matching("trunk.*").sum()) == 3
+    with pytest.raises(ValueError, match=r"`TRUNK\.\*`"):
+        layout.matching("TRUNK.*")
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_what_there_is() -> None:
