@@ -2,6 +2,7 @@
 
 import logging
 
+from fmol import participation, partition, rules, schedules
 from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedAvg
 from fmol.errors import FmolError, MissingObjectiveError, RefusedError
 from fmol.federation import Client, Federation, LazyPopulation, Population
@@ -30,6 +31,10 @@ __all__ = [
     "RoundReport",
     "fit",
     "min_norm",
+    "participation",
+    "partition",
+    "rules",
+    "schedules",
     "whole_set",
 ]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,7 +62,7 @@ class MeanFold:
             self._squares[row] += weight * squared_norm(delta)
 
     def result(self) -> Means:
-        """Means of the slots for which somebody moved.
+        """Means of the slots for which somebody moved. Call it once: it divides the sums in place.
 
         Where every batch of every holder was without a label there is no update, which is not the
         same as an update of zero: a zero row would force `d = 0`.
@@ -76,8 +77,25 @@ class MeanFold:
         for i, delta in zip(rows, deltas, strict=True):
             mean_square = self._squares[i] / self._weight[i]
             square = squared_norm(delta)
-            spread[names[i]] = mean_square / square if square > 0 else float("inf")
+            if mean_square == 0:
+                spread[names[i]] = 1.0  # All are zero: they agree.
+            else:
+                spread[names[i]] = mean_square / square if square > 0 else float("inf")
         return Means(tuple(names[i] for i in rows), deltas, spread)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """No TF32 here, whatever is allowed elsewhere: weights hang on these products."""
+    before = torch.get_float32_matmul_precision()
+    if before == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def squared_norm(vector: Tensor) -> float:
@@ -85,7 +103,7 @@ def squared_norm(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
 
 
-def gramian(deltas: Tensor, *, chunk: int = 1024) -> Tensor:
+def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
     """`G = ΔΔᵀ` `[S, S]` in float64, on the CPU, from `deltas` `[S, d]` in any floating dtype.
 
     Products of short chunks are taken in the deltas' own precision and summed in float64: as fast
@@ -108,13 +126,14 @@ def gramian(deltas: Tensor, *, chunk: int = 1024) -> Tensor:
     total = torch.zeros(s, s, dtype=torch.float64, device=deltas.device)
     # A block of chunks at a time bounds the memory of the partial products.
     block = chunk * max(1, 2**22 // (s * s))
-    for start in range(0, d, block):
-        part = deltas[:, start : start + block]
-        part = part / scale[:, None] if rescale else part
-        whole = part.shape[1] // chunk * chunk
-        pieces = part[:, :whole].reshape(s, -1, chunk).transpose(0, 1)
-        total += torch.bmm(pieces, pieces.transpose(1, 2)).double().sum(0)
-        rest = part[:, whole:]
-        total += rest.mm(rest.T).double()
+    with _full_precision():
+        for start in range(0, d, block):
+            part = deltas[:, start : start + block]
+            part = part / scale[:, None] if rescale else part
+            whole = part.shape[1] // chunk * chunk
+            pieces = part[:, :whole].reshape(s, -1, chunk).transpose(0, 1)
+            total += torch.bmm(pieces, pieces.transpose(1, 2)).double().sum(0)
+            rest = part[:, whole:]
+            total += rest.mm(rest.T).double()
     scale = scale.double()
     return (total * scale[:, None] * scale[None, :]).cpu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -54,6 +55,9 @@ class Samples(Protocol):
     def to(self, device: torch.device) -> Samples:
         """The same samples, handed out on `device`."""
 
+    def versions(self) -> list[int]:
+        """How often each tensor that is kept was written to."""
+
 
 class TensorSamples:
     """Samples that are tensors (or nests of tensors) with one leading dimension."""
@@ -84,6 +88,9 @@ class TensorSamples:
             tree_map(lambda leaf: leaf[start:stop], self.targets),
         )
 
+    def versions(self) -> list[int]:
+        return [leaf._version for leaf in self._leaves]
+
     def to(self, device: torch.device) -> TensorSamples:
         if all(leaf.device == device for leaf in self._leaves):
             return self
@@ -101,8 +108,8 @@ class DatasetSamples:
 
     nbytes = 0
 
-    def __init__(self, dataset: Any, device: torch.device | None = None) -> None:
-        self.dataset, self.device = dataset, device
+    def __init__(self, dataset: Any, owner: str, device: torch.device | None = None) -> None:
+        self.dataset, self.owner, self.device = dataset, owner, device
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -113,9 +120,9 @@ class DatasetSamples:
         batch = default_collate(items)
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise ValueError(
-                f"a dataset's items must be pairs (input, target), got {type(items[0]).__name__} "
-                "with another shape. Return (input, target) from `__getitem__`; either may be a "
-                "dict or a tuple."
+                f"the items of {self.owner} must be pairs (input, target), got a "
+                f"{type(items[0]).__name__} of another shape. Return (input, target) from "
+                "`__getitem__`; either may be a dict or a tuple."
             )
         inputs, targets = batch
         device = self.device
@@ -129,13 +136,17 @@ class DatasetSamples:
     def span(self, start: int, stop: int) -> tuple[Any, Any]:
         return self._fetch(list(range(start, stop)))
 
+    def versions(self) -> list[int]:
+        return []
+
     def to(self, device: torch.device) -> DatasetSamples:
-        return DatasetSamples(self.dataset, device)
+        return DatasetSamples(self.dataset, self.owner, device)
 
 
 def is_lazy(data: Any) -> bool:
     """Whether `data` is a callable that brings the data when it is needed."""
-    return callable(data) and not hasattr(data, "__getitem__")
+    # A class has `__getitem__` as its objects do, and is called to make one.
+    return callable(data) and (isinstance(data, type) or not hasattr(data, "__getitem__"))
 
 
 def as_samples(data: Any, owner: str) -> Samples:
@@ -166,8 +177,13 @@ def as_samples(data: Any, owner: str) -> Samples:
                 "Every tensor must have one row per sample."
             )
         samples = TensorSamples(inputs, targets)
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str):
-        samples = DatasetSamples(data)
+    elif (
+        hasattr(data, "__getitem__")
+        and hasattr(data, "__len__")
+        and not isinstance(data, str | Tensor | np.ndarray | Mapping)
+        and not (isinstance(data, tuple) and all(isinstance(p, Tensor | np.ndarray) for p in data))
+    ):
+        samples = DatasetSamples(data, owner)
     else:
         raise ValueError(
             f"{owner} is a {type(data).__name__}. Give a pair (inputs, targets) of tensors, "
@@ -190,7 +206,15 @@ def _tensors(tree: Any, owner: str) -> Any:
     if isinstance(tree, Tensor):
         return tree
     if isinstance(tree, np.ndarray):
-        return torch.as_tensor(tree)
+        try:
+            with warnings.catch_warnings():
+                # Samples are only read, so that a memory map may be read-only.
+                warnings.filterwarnings("ignore", message=".*not writable")
+                return torch.as_tensor(tree)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{owner} holds an array of {tree.dtype} that torch cannot take: {error}"
+            ) from error
     if isinstance(tree, Mapping):
         return {name: _tensors(value, owner) for name, value in tree.items()}
     if isinstance(tree, tuple):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fmol.data import Samples, tree_leaves, tree_map
+from fmol.data import Samples, tree_map
 from fmol.layout import FlatModel
 from fmol.objectives import Objective, WholeSet
 
@@ -40,10 +41,13 @@ def batch_mean(value: Any, size: int, what: str) -> tuple[Tensor, int]:
         _check_shape(valid, size, what)
         valid = valid.bool()
         count = int(valid.sum())
-        # where, not a product: an unlabelled sample may have any loss, even a non-finite one.
-        return torch.where(valid, values, 0).sum() / max(count, 1), count
+        values = values if values.is_floating_point() else values.double()
+        # In single precision at least: a sum of many halves overflows. And where, not a product: an
+        # unlabelled sample may have any loss (its gradient must be finite, though: 0 · NaN is NaN).
+        wide = torch.promote_types(values.dtype, torch.float32)
+        return torch.where(valid, values, 0).sum(dtype=wide) / max(count, 1), count
     if not isinstance(value, Tensor):
-        value = torch.as_tensor(value, dtype=torch.float64)
+        value = torch.as_tensor(_number(value, what), dtype=torch.float64)
     if value.dim() == 0:
         return value, size
     _check_shape(value, size, what)
@@ -55,7 +59,7 @@ def _check_shape(value: Any, size: int, what: str) -> None:
         seen = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
             f"{what} returned {seen} for {size} samples. Return one value per sample [{size}] "
-            "(with `reduction='none'`, averaged over all further dimensions), or a scalar."
+            "(`reduction='none'`; index the column, or average over further dimensions), or a scalar."
         )
 
 
@@ -95,10 +99,13 @@ def evaluate(
                 if any(tally.whole_set for tally in tallies.values()):
                     kept.append((outputs, targets))
             if kept:
-                outputs, targets = _concatenate(kept)
+                first = next(k for k in functions if tallies[k].whole_set)
+                what = f"the {first[1]} of objective `{first[0]}`"
+                outputs, targets = kept[0] if len(kept) == 1 else _join(kept, what)
                 for k, function in functions.items():
                     if tallies[k].whole_set:
-                        tallies[k].set(float(function(outputs, targets)), n)
+                        what = f"the {k[1]} of objective `{k[0]}`"
+                        tallies[k].set(_number(function(outputs, targets), what), n)
     finally:
         model.module.train()
     scores: dict[str, dict[str, Score]] = {}
@@ -115,9 +122,10 @@ class _Tally:
 
     def add(self, value: Any, size: int, what: str) -> None:
         if not isinstance(value, tuple) and (not isinstance(value, Tensor) or value.dim() == 0):
+            _number(value, what)
             self.whole_set = True
             return
-        mean, count = batch_mean(value, size, what)
+        mean, count = batch_mean(_double(value), size, what)
         self.total += float(mean.double()) * count
         self.count += count
 
@@ -128,10 +136,36 @@ class _Tally:
         return Score(self.total / self.count if self.count else float("nan"), self.count)
 
 
-def _concatenate(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    if len(parts) == 1:
-        return parts[0]
-    columns = zip(*(tree_leaves(part) for part in parts), strict=True)
-    joined = iter([torch.cat(column) for column in columns])
-    result: tuple[Any, Any] = tree_map(lambda _: next(joined), parts[0])
-    return result
+def _join(parts: Any, what: str) -> Any:
+    """The nests of several batches as one, joined along the samples."""
+    first = parts[0]
+    if isinstance(first, Tensor) and first.dim() > 0:
+        return torch.cat(parts)
+    if isinstance(first, Mapping):
+        return {name: _join([part[name] for part in parts], what) for name in first}
+    if isinstance(first, tuple | list) and not all(isinstance(v, str) for v in first):
+        joined = [_join(list(column), what) for column in zip(*parts, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    if isinstance(first, tuple | list):
+        return [value for part in parts for value in part]
+    if first is None:
+        return None
+    raise ValueError(
+        f"{what} needs the whole set, and a {type(first).__name__} without a sample dimension "
+        "cannot be put together from batches. Return tensors with one row per sample."
+    )
+
+
+def _number(value: Any, what: str) -> float:
+    """What should be a single number, as one."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value.detach())
+    if isinstance(value, float | int | np.number):
+        return float(value)
+    seen = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    raise ValueError(f"{what} returned {seen}. Return a number, or one value per sample.")
+
+
+def _double(value: Any) -> Any:
+    """Values in float64, so that a mean does not depend on how samples were cut into batches."""
+    return tree_map(lambda v: v.double() if v.is_floating_point() else v, value)

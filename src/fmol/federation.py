@@ -22,8 +22,8 @@ class Client:
 
     `data` and `held_out` are a pair (inputs, targets) of tensors (or of dicts and tuples of
     tensors), a map-style dataset, or a callable without arguments that returns one of these.
-    `max_samples` is what the server believes this client can have at most: under
-    `weighting="samples"` a reply that claims more is refused.
+    `max_samples` is what the server believes this client can have at most: a reply that claims
+    more is refused.
     """
 
     id: str
@@ -62,7 +62,7 @@ class ClientList:
     """A population from a list: sorted by id, so that the order of the list changes nothing."""
 
     def __init__(self, clients: Iterable[Client]) -> None:
-        self._clients = {c.id: c for c in sorted(clients, key=lambda c: c.id)}
+        self._clients = {c.id: c for c in sorted(clients, key=lambda c: str(c.id))}
         self._ids = tuple(self._clients)
         holders: dict[str, list[str]] = {}
         for client in self._clients.values():
@@ -133,13 +133,14 @@ class Federation:
         self.objectives = tuple(objectives)
         self.held_out = held_out
         problems = [*_model_problems(model), *_objective_problems(self.objectives)]
+        known = {o.name for o in self.objectives if isinstance(o, Objective)}
         if isinstance(clients, Population):
             self.population: Population = clients
         else:
             clients = tuple(clients)
-            problems += _client_problems(clients, {o.name for o in self.objectives})
-            self.population = ClientList(c for c in clients if isinstance(c.id, str))
-        problems += _holder_problems(self.objectives, self.population)
+            problems += _client_problems(clients, known)
+            self.population = ClientList(c for c in clients if isinstance(c, Client))
+        problems += _holder_problems(sorted(known), self.population)
         if held_out is not None and not is_lazy(held_out):
             problems += _data_problems(held_out, "`held_out` of the federation")
         if problems:
@@ -159,10 +160,12 @@ class Federation:
 
     def assignment(self) -> Tensor:
         """The paper's matrix `A`, 0/1, `[S, M]`: which client (column, by id) holds what (row)."""
-        column = {client: i for i, client in enumerate(self.population.ids())}
+        ids = self.population.ids()
+        column = {ids[i]: i for i in range(len(ids))}
         matrix = torch.zeros(len(self.objectives), len(self.population), dtype=torch.int64)
         for s, name in enumerate(self.names):
-            matrix[s, [column[client] for client in self.population.holders(name)]] = 1
+            holders = self.population.holders(name)
+            matrix[s, [column[holders[i]] for i in range(len(holders))]] = 1
         return matrix
 
     def client(self, id: str) -> Client:
@@ -179,9 +182,10 @@ class Federation:
                 "Return the client with the id that was asked for from `get`."
             )
         known = set(self.names)
-        for name in client.objectives:
-            if name not in known:
-                raise ValueError(_unknown_objective(id, name, known))
+        if not isinstance(self.population, ClientList):  # Those were checked beforehand.
+            problems = list(_client_problems([client], known, check_data=False))
+            if problems:
+                raise ValueError(" ".join(problems))
         return client
 
     def __repr__(self) -> str:
@@ -215,7 +219,11 @@ def _model_problems(model: nn.Module) -> Iterable[str]:
             "Set `requires_grad=True` on those that should be trained."
         )
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.is_complex():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            yield (
+                f"parameter `{name}` has no shape yet. Pass one batch through the `model` before."
+            )
+        elif parameter.requires_grad and parameter.is_complex():
             yield (
                 f"parameter `{name}` is complex ({parameter.dtype}), which fmol does not train. "
                 "Store its real and imaginary parts as two real parameters."
@@ -225,16 +233,27 @@ def _model_problems(model: nn.Module) -> Iterable[str]:
 def _objective_problems(objectives: Sequence[Objective]) -> Iterable[str]:
     if not objectives:
         yield "`objectives` is empty. Give at least one Objective."
-    names = [o.name for o in objectives]
+    for objective in objectives:
+        if not isinstance(objective, Objective):
+            yield (
+                f"`objectives` must hold Objective objects, got a {type(objective).__name__}. "
+                "Make it one: Objective(name, loss)."
+            )
+    names = [o.name for o in objectives if isinstance(o, Objective)]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield f"objective `{name}` is listed {names.count(name)} times. Give each its own name."
 
 
-def _client_problems(clients: Sequence[Client], known: set[str]) -> Iterable[str]:
+def _client_problems(
+    clients: Sequence[Client], known: set[str], check_data: bool = True
+) -> Iterable[str]:
     if not clients:
         yield "`clients` is empty. Give at least one Client."
     seen: set[str] = set()
     for client in clients:
+        if not isinstance(client, Client):
+            yield f"`clients` must hold Client objects, got a {type(client).__name__}. Make it one."
+            continue
         if not isinstance(client.id, str) or not client.id:
             yield f"a client's `id` must be a non-empty string, got {client.id!r}. Name it."
             continue
@@ -249,24 +268,27 @@ def _client_problems(clients: Sequence[Client], known: set[str]) -> Iterable[str
         for name in client.objectives:
             if name not in known:
                 yield _unknown_objective(client.id, name, known)
-            elif client.objectives.count(name) > 1:
+        for name in sorted({n for n in client.objectives if client.objectives.count(n) > 1}):
+            if name in known:
                 yield f"client `{client.id}` lists objective `{name}` twice. List it once."
         if client.max_samples is not None and client.max_samples < 1:
             yield (
                 f"`max_samples` of client `{client.id}` must be at least 1, got "
                 f"{client.max_samples}. Leave it out for no bound."
             )
+        if not check_data:
+            continue
         if not is_lazy(client.data):
             yield from _data_problems(client.data, f"`data` of client `{client.id}`")
         if client.held_out is not None and not is_lazy(client.held_out):
             yield from _data_problems(client.held_out, f"`held_out` of client `{client.id}`")
 
 
-def _holder_problems(objectives: Sequence[Objective], population: Population) -> Iterable[str]:
-    for objective in objectives:
-        if len(population.holders(objective.name)) == 0:
+def _holder_problems(names: Sequence[str], population: Population) -> Iterable[str]:
+    for name in names:
+        if len(population.holders(name)) == 0:
             yield (
-                f"objective `{objective.name}` is held by no client. Give it to at least one "
+                f"objective `{name}` is held by no client. Give it to at least one "
                 "client, or leave it out of `objectives`."
             )
 

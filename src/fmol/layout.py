@@ -90,7 +90,7 @@ class FlatModel:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.module = copy.deepcopy(model).to(device)
+        self.module = copy.deepcopy(model).to(device).train()
         self.layout = Layout.of(self.module)
         named = dict(self.module.named_parameters())
         self._parameters = [named[name] for name in self.layout.names]
@@ -140,6 +140,6 @@ class FlatModel:
             self._zeros = self.x.new_zeros(size)
         return self._zeros[:size]
 
-    def buffer_versions(self) -> dict[str, int]:
+    def buffer_versions(self) -> dict[str, tuple[Tensor, int]]:
         """How often each buffer was written; a forward pass that writes one is no function of x."""
-        return {name: buffer._version for name, buffer in self.module.named_buffers()}
+        return {name: (buffer, buffer._version) for name, buffer in self.module.named_buffers()}

@@ -111,6 +111,11 @@ def _mixture_loss(
         mean, count = batch_mean(value, size, f"the loss of objective `{name}`")
         if isinstance(value, tuple):
             masked.add(name)
+        if count and not mean.requires_grad:
+            raise ValueError(
+                f"the loss of objective `{name}` does not depend on the model's trainable parameters. "
+                "Return a tensor computed from the outputs, without `.item()` or `.detach()`."
+            )
         if count:
             mean = mean if weight == 1.0 else weight * mean
             total = mean if total is None else total + mean
@@ -126,24 +131,12 @@ def local_work(ask: Ask, site: Site) -> Reply:
     losses: dict[str, float] = {}
     held_out: dict[str, dict[str, float]] = {}
     if ask.evaluate:
-        site.model.load(ask.x)
-        wanted = [site.objectives[name] for name in ask.evaluate]
-        scores = evaluate(
-            site.model, site.samples, wanted, batch_size=site.evaluation_batch, metrics=False
-        )
-        for name, score in scores.items():
-            site.counts[name] = score["loss"].samples
-            if score["loss"].samples:
-                losses[name] = score["loss"].value
-        if ask.held_out and site.held_out is not None:
-            scores = evaluate(
-                site.model, site.held_out, wanted, batch_size=site.evaluation_batch, metrics=True
-            )
-            held_out = {o: {m: s.value for m, s in row.items()} for o, row in scores.items()}
+        with _stream(ask, "evaluate", site), _pure_forward(site):
+            losses, held_out = _evaluate(ask, site)
     deltas: dict[str, Tensor] = {}
     steps: dict[str, int] = {}
     for lane in ask.lanes:
-        with _dropout_stream(ask, lane, site), _untouched_buffers(site):
+        with _stream(ask, f"lane {lane.slot}", site), _pure_forward(site):
             descent = descend(ask, lane, site)
         for name in lane.mixture:
             if name not in site.counts:
@@ -163,6 +156,27 @@ def local_work(ask: Ask, site: Site) -> Reply:
     )
 
 
+def _evaluate(ask: Ask, site: Site) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Losses at `x` on the client's training data, and losses and metrics on its held-out data."""
+    losses: dict[str, float] = {}
+    held_out: dict[str, dict[str, float]] = {}
+    site.model.load(ask.x)
+    wanted = [site.objectives[name] for name in ask.evaluate]
+    scores = evaluate(
+        site.model, site.samples, wanted, batch_size=site.evaluation_batch, metrics=False
+    )
+    for name, score in scores.items():
+        site.counts[name] = score["loss"].samples
+        if score["loss"].samples:
+            losses[name] = score["loss"].value
+    if ask.held_out and site.held_out is not None:
+        scores = evaluate(
+            site.model, site.held_out, wanted, batch_size=site.evaluation_batch, metrics=True
+        )
+        held_out = {o: {m: s.value for m, s in row.items()} for o, row in scores.items()}
+    return losses, held_out
+
+
 def _count_labels(site: Site, x: Tensor, name: str) -> int:
     """How many of the client's samples carry a label for this objective.
 
@@ -180,13 +194,13 @@ def _count_labels(site: Site, x: Tensor, name: str) -> int:
 
 
 @contextmanager
-def _dropout_stream(ask: Ask, lane: Lane, site: Site) -> Iterator[None]:
-    """Whatever the model draws (dropout) comes from a stream of this lane's own."""
+def _stream(ask: Ask, purpose: str, site: Site) -> Iterator[None]:
+    """Whatever the model draws, as dropout does, comes from a stream of this purpose's own."""
     device = site.model.x.device
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index])
-    key = rng.key(site.seed, "model", ask.round, ask.phase, site.client.id, lane.slot)
+    key = rng.key(site.seed, "model", ask.round, ask.phase, site.client.id, purpose)
     before = [generator.get_state() for generator in generators]
     # Not torch.manual_seed: it touches every device and formats a stack trace each time.
     for generator in generators:
@@ -199,12 +213,23 @@ def _dropout_stream(ask: Ask, lane: Lane, site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def _untouched_buffers(site: Site) -> Iterator[None]:
-    """Refuses models whose forward pass writes a buffer: lanes would see one another."""
+def _pure_forward(site: Site) -> Iterator[None]:
+    """Refuses models whose forward pass writes a buffer or its inputs: lanes would see one another."""
     before = site.model.buffer_versions()
+    held_out = [] if site.held_out is None else [site.held_out]
+    versions = [samples.versions() for samples in (site.samples, *held_out)]
     yield
+    if [samples.versions() for samples in (site.samples, *held_out)] != versions:
+        raise ValueError(
+            f"the model's forward pass changes its inputs in place, which are the data of client "
+            f"`{site.client.id}` themselves. Work on a copy (`x = x - 0.5`, not `x -= 0.5`)."
+        )
     after = site.model.buffer_versions()
-    changed = [name for name in after if after[name] != before.get(name)]
+    changed = [
+        name
+        for name, (buffer, version) in after.items()
+        if name not in before or buffer is not before[name][0] or version != before[name][1]
+    ]
     if changed:
         raise ValueError(
             f"the model's forward pass changes its buffer `{changed[0]}`, which would carry data "

@@ -2,8 +2,8 @@
 
     min ‖Σ_A λ_s Δ_s + Σ_C μ_c Δ_c‖²,   λ ≥ 0, Σ_A λ_s = 1, μ ≥ 0
 
-with active objectives `A` and protected ones `C` (none, in the paper's step 5). Only the Gramian
-`G = ΔΔᵀ` is needed. At the solution `⟨Δ_s, d⟩ ≥ ‖d‖²` on `A` and `⟨Δ_c, d⟩ ≥ 0` on `C`.
+with active objectives `A` and protected ones `C` (none, in line 6 of the paper's algorithm). Only
+the Gramian `G = ΔΔᵀ` is needed. At the solution `⟨Δ_s, d⟩ ≥ ‖d‖²` on `A` and `⟨Δ_c, d⟩ ≥ 0` on `C`.
 
 **One problem for both cases, free of scale.** Let `u_s = Δ_s/‖Δ_s‖`, `σ = min_A ‖Δ_s‖`, and
 `a_s = σ/‖Δ_s‖` on `A`, 0 on `C`. By homogeneity the solution above is `λ_s ∝ ν_s/‖Δ_s‖`, with ν that of

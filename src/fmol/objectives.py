@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 __all__ = ["Loss", "Objective", "WholeSet", "whole_set"]
@@ -77,7 +78,9 @@ class Objective:
                 f"objective `{self.name}` has a metric called `loss`, the name under which its own "
                 "loss is reported. Give the metric another name."
             )
-        if self.target is not None and not math.isfinite(self.target):
+        if self.target is not None and not (
+            isinstance(self.target, float | int | np.number) and math.isfinite(self.target)
+        ):
             raise ValueError(
                 f"the `target` of objective `{self.name}` must be a finite number, "
                 f"got {self.target!r}. Leave it out for no target."

@@ -104,11 +104,16 @@ class Result:
         return pd.DataFrame(self.table(), columns=list(Row._fields))
 
     def __repr__(self) -> str:
-        losses = "  ".join(f"{name} {value:.4g}" for name, value in self.final.losses.items())
-        return (
-            f"Result({type(self.algorithm).__name__}, {len(self.reports)} rounds, {self.stopped}; "
-            f"losses: {losses})"
-        )
+        parts = [
+            f"{type(self.algorithm).__name__}, {len(self.reports)} rounds, {self.stopped}",
+            "losses: " + "  ".join(f"{n} {value:.4g}" for n, value in self.final.losses.items()),
+        ]
+        if self.reports:
+            parts += [f"alarm: {a.kind} by {a.objective}" for a in self.reports[-1].alarms]
+        refused = [refusal for report in self.reports for refusal in report.refused]
+        if refused:
+            parts.append(f"{len(refused)} refused, the last: {refused[-1]}")
+        return f"Result({'; '.join(parts)})"
 
 
 def build_module(federation: Federation, x: Tensor) -> nn.Module:

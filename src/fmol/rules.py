@@ -84,7 +84,7 @@ class Fixed:
 
 
 def scales(normalize: Normalize, norms: Tensor, losses: Tensor | None) -> Tensor:
-    """`c_s > 0` `[S]` by which each update is divided before the rule (SPEC: `u_s = Δ_s/c_s`).
+    """`c_s > 0` `[S]` by which each update is divided before the rule (`u_s = Δ_s/c_s`).
 
     Floored far below the largest, so that a solved objective's vector grows and steps aside without
     leaving the range of numbers.

@@ -22,6 +22,11 @@ def at(schedule: Schedule, round: int, name: str) -> float:
     return float(value)
 
 
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"`{name}` of a schedule must be positive, got {value!r}.")
+
+
 @dataclass(frozen=True)
 class Cosine:
     """From `start` down to `end` along half a cosine over `rounds`, then `end`.
@@ -33,6 +38,9 @@ class Cosine:
     start: float
     rounds: int
     end: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("rounds", self.rounds)
 
     def __call__(self, round: int) -> float:
         share = min(round / self.rounds, 1.0)
@@ -47,6 +55,9 @@ class StepDecay:
     every: int
     factor: float = 0.1
 
+    def __post_init__(self) -> None:
+        _check_positive("every", self.every)
+
     def __call__(self, round: int) -> float:
         return float(self.start * self.factor ** (round // self.every))
 
@@ -58,6 +69,9 @@ class InverseSqrt:
     start: float
     scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        _check_positive("scale", self.scale)
+
     def __call__(self, round: int) -> float:
         return self.start / math.sqrt(1 + round / self.scale)
 
@@ -68,6 +82,9 @@ class Warmup:
 
     then: Schedule
     rounds: int
+
+    def __post_init__(self) -> None:
+        _check_positive("rounds", self.rounds)
 
     def __call__(self, round: int) -> float:
         value = self.then(round) if callable(self.then) else self.then

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -61,6 +62,11 @@ def fit(
     ]:
         if value is not None and value < 1:
             raise ValueError(f"`{name}` must be at least 1, got {value}.")
+    for name, thing in [("algorithm", algorithm), ("participation", participation)]:
+        if isinstance(thing, type):
+            raise ValueError(
+                f"`{name}` is the class {thing.__name__} itself. Make one of it: {thing.__name__}(…)."
+            )
     if rounds < 0:
         raise ValueError(f"`rounds` must not be negative, got {rounds}.")
     targets = _by_objective(stop_at, federation, "stop_at")
@@ -113,7 +119,7 @@ def fit(
         snapshot = Snapshot(federation, state)
         # Every callback is called, even when an earlier one asks to stop.
         answers = [callback(report, snapshot) for callback in callbacks]
-        if any(answer is True for answer in answers):
+        if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
             stopped = f"a callback stopped it after round {t}"
             break
     if final is None:

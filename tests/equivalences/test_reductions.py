@@ -1,4 +1,4 @@
-"""What FMGDA and FSMGDA must reduce to (SPEC §2), to 1e−12 relative in float64."""
+"""What FMGDA and FSMGDA must reduce to, to 1e−12 relative in float64."""
 
 from __future__ import annotations
 

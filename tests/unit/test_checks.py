@@ -148,12 +148,13 @@ def test_a_mixture_goes_when_one_of_its_objectives_does() -> None:
     assert "b" not in clean.losses
 
 
-def test_a_mixture_that_is_not_finite_takes_its_objectives_with_it() -> None:
+def test_a_mixture_that_is_not_finite_leaves_the_losses_that_came_with_it() -> None:
     clean, (refusal,) = checked(
         reply(deltas={"mixture": not_finite(NAN)}, steps={"mixture": 1}), MIXED
     )
     assert refusal.objective == "mixture"
-    assert (clean.deltas, clean.losses, clean.samples) == ({}, {}, {})
+    assert clean.deltas == {}
+    assert (clean.losses, clean.samples) == (reply().losses, reply().samples)
 
 
 def test_updates_in_another_floating_precision_are_let_in() -> None:
@@ -161,12 +162,6 @@ def test_updates_in_another_floating_precision_are_let_in() -> None:
         assert checked(reply(deltas=deltas(a=torch.ones(4, dtype=dtype))))[1] == ()
 
 
-@pytest.mark.xfail(
-    reason="it is looked at in its own precision and becomes infinite in the model's: one client "
-    "then makes the whole round fail",
-    raises=AssertionError,
-    strict=True,
-)
 def test_an_update_that_is_not_finite_in_the_models_precision_is_refused() -> None:
     answer = reply(deltas=deltas(b=torch.full((4,), 1e300, dtype=torch.float64)))
     clean, refused = checked(answer)
@@ -174,11 +169,6 @@ def test_an_update_that_is_not_finite_in_the_models_precision_is_refused() -> No
     assert set(clean.deltas) == {"a"}
 
 
-@pytest.mark.xfail(
-    reason="steps are not looked at; a client can outvote those who moved, and the slot is dropped",
-    raises=AssertionError,
-    strict=True,
-)
 def test_a_negative_number_of_steps_is_refused() -> None:
     clean, refused = checked(reply(steps={"a": 3, "b": -(10**9)}))
     assert [refusal.objective for refusal in refused] == ["b"]
@@ -193,11 +183,6 @@ def test_a_negative_number_of_steps_is_refused() -> None:
     ],
     ids=["held-out metrics", "samples"],
 )
-@pytest.mark.xfail(
-    reason="only losses are looked at; these enter the table and the mean over the clients",
-    raises=AssertionError,
-    strict=True,
-)
 def test_nothing_is_let_in_for_an_objective_the_client_does_not_hold(wrong: dict[str, Any]) -> None:
     clean, refused = checked(reply(**wrong))
     assert [refusal.objective for refusal in refused] == ["z"]
@@ -206,11 +191,6 @@ def test_nothing_is_let_in_for_an_objective_the_client_does_not_hold(wrong: dict
 
 
 @pytest.mark.parametrize("count", [NAN, INF, 2.5])
-@pytest.mark.xfail(
-    reason="no comparison with NaN is true; without a bound infinity passes too",
-    raises=AssertionError,
-    strict=True,
-)
 def test_a_number_of_samples_that_is_no_whole_number_is_refused(count: Any) -> None:
     free = replace(CLIENT, max_samples=None)
     clean, refused = checked(reply(samples={"a": 10, "b": count}), client=free)

@@ -179,10 +179,6 @@ def test_a_data_set_that_can_be_called_is_still_a_data_set() -> None:
     assert len(as_samples(Callable(), OWNER)) == 6
 
 
-@pytest.mark.xfail(
-    reason="a class has `__getitem__` as its objects do, so it is taken for a data set itself",
-    strict=True,
-)
 def test_the_class_of_a_data_set_is_a_callable_that_brings_one() -> None:
     assert is_lazy(Pairs)
     assert len(as_samples(Pairs, OWNER)) == 6
@@ -226,10 +222,6 @@ def test_data_that_cannot_be_used_are_refused_with_their_owner_and_what_was_seen
     [X, X.numpy(), {"inputs": X, "targets": Y}, (X, Y, Y)],
     ids=["a tensor", "an array", "a dict", "three tensors"],
 )
-@pytest.mark.xfail(
-    reason="anything with `__len__` and `__getitem__` passes as a data set and fails in a round",
-    strict=True,
-)
 def test_tensors_that_are_no_pair_are_refused_at_once_with_their_owner(data: Any) -> None:
     with pytest.raises(ValueError, match="anna"):
         as_samples(data, OWNER)
@@ -245,16 +237,11 @@ def test_tensors_that_are_no_pair_are_refused_at_once_with_their_owner(data: Any
     ],
     ids=["negative strides", "foreign byte order", "strings", "objects"],
 )
-@pytest.mark.xfail(
-    reason="torch's own error comes through, a TypeError for some, and does not say whose data",
-    strict=True,
-)
 def test_arrays_that_torch_cannot_take_are_refused_with_their_owner(data: Any) -> None:
     with pytest.raises(ValueError, match="anna"):
         as_samples(data, OWNER)
 
 
-@pytest.mark.xfail(reason="torch warns that the array is not writable", strict=True)
 def test_read_only_arrays_such_as_memory_maps_are_taken_without_a_warning() -> None:
     inputs = X.numpy().copy()
     inputs.setflags(write=False)
@@ -277,7 +264,6 @@ def test_items_that_are_no_pairs_are_refused_in_words(dataset: Any) -> None:
         samples.batch(torch.tensor([0, 1, 2]))
 
 
-@pytest.mark.xfail(reason="the samples of a data set do not know whose they are", strict=True)
 def test_items_that_are_no_pairs_are_refused_with_their_owner() -> None:
     with pytest.raises(ValueError, match="anna"):
         as_samples(TensorDataset(X, Y, Y), OWNER).batch(None)

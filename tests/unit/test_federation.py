@@ -113,11 +113,6 @@ def test_frozen_complex_parameters_do_no_harm() -> None:
     assert Federation(model, [A], [client()]).layout.dtype == torch.float32
 
 
-@pytest.mark.xfail(
-    reason="torch's own error about uninitialised parameters comes through",
-    raises=RuntimeError,
-    strict=True,
-)
 def test_a_lazy_module_that_has_no_shapes_yet_is_refused_in_words() -> None:
     assert "parameter `0.weight`" in problems_of(model=nn.Sequential(nn.LazyLinear(3)))
 
@@ -173,7 +168,6 @@ def test_a_client_that_lists_an_objective_twice_is_refused() -> None:
     assert "client `d` lists objective `a` twice" in said
 
 
-@pytest.mark.xfail(reason="it is said once per mention", strict=True)
 def test_an_objective_listed_twice_by_a_client_is_said_once() -> None:
     said = problems_of(clients=[client("d", ("a", "a"))])
     assert said == "client `d` lists objective `a` twice. List it once."
@@ -252,11 +246,6 @@ def test_the_assignment_of_a_population_can_be_had_too() -> None:
     ]
 
 
-@pytest.mark.xfail(
-    reason="it walks through the ids, which need only `len` and indexing: one without an "
-    "IndexError at its end is walked through for ever",
-    strict=True,
-)
 def test_the_assignment_of_a_population_asks_for_no_more_than_len_and_indexing() -> None:
     problem = Federation(Net(), [A], LazyPopulation(Numbered(3), client))
     assert problem.assignment().tolist() == [[1, 1, 1]]
@@ -359,10 +348,6 @@ def test_a_client_made_on_demand_with_an_unknown_objective_is_found_out() -> Non
 
 
 @pytest.mark.parametrize("objectives", [(), ("a", "a")], ids=["none", "one twice"])
-@pytest.mark.xfail(
-    reason="only unknown objectives are looked for; one listed twice would count twice in the mean",
-    strict=True,
-)
 def test_a_client_made_on_demand_is_checked_like_one_in_a_list(objectives: Any) -> None:
     problem = Federation(Net(), [A], LazyPopulation(["x"], lambda id: client(id, objectives)))
     with pytest.raises(ValueError, match="client `x`"):

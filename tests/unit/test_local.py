@@ -462,11 +462,6 @@ def test_lanes_with_one_loss_drop_different_units() -> None:
     assert relative(reply.deltas["a"], reply.deltas["b"]) > 1e-3
 
 
-@pytest.mark.xfail(
-    reason="a copy of a model in evaluation mode trains in it until its first evaluation",
-    raises=AssertionError,
-    strict=True,
-)
 def test_training_is_in_training_mode_whatever_mode_the_users_model_is_in() -> None:
     here = site(with_dropout().eval())
     assert torch.equal(local_work(ask(here), here).deltas["a"], dropped().deltas["a"])
@@ -484,9 +479,6 @@ class AlwaysNoisy(nn.Module):
         return out + 0.1 * torch.randn_like(out)
 
 
-@pytest.mark.xfail(
-    reason="evaluation draws from the global generator", raises=AssertionError, strict=True
-)
 def test_a_model_that_draws_while_it_is_evaluated_is_evaluated_reproducibly() -> None:
     here = site(AlwaysNoisy())
     with torch.random.fork_rng():
@@ -528,10 +520,6 @@ def test_a_model_that_writes_a_buffer_in_its_forward_pass_is_refused_by_its_name
     assert "GroupNorm" in str(error.value)
 
 
-@pytest.mark.xfail(
-    reason="only a buffer's version is looked at; a new tensor's is the old one's, once evaluated",
-    strict=True,
-)
 def test_a_model_that_replaces_a_buffer_in_its_forward_pass_is_refused_too() -> None:
     here = site(Remembering(in_place=False))
     with pytest.raises(ValueError, match="changes its buffer `seen`"):
@@ -557,11 +545,6 @@ class InPlace(nn.Module):
         return out
 
 
-@pytest.mark.xfail(
-    reason="full batches and evaluation hand out the client's own tensors, or views of them",
-    raises=AssertionError,
-    strict=True,
-)
 def test_a_model_that_works_on_its_inputs_in_place_leaves_the_clients_data_alone() -> None:
     inputs, targets = data(7)
     before = inputs.clone()

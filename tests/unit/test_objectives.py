@@ -47,11 +47,6 @@ def test_a_target_that_can_never_or_always_be_reached_is_refused(target: float) 
         Objective("left", LOSS, target=target)
 
 
-@pytest.mark.xfail(
-    reason="math.isfinite is asked before the type is: a TypeError without the objective's name",
-    raises=TypeError,
-    strict=True,
-)
 def test_a_target_that_is_no_number_is_refused_by_name() -> None:
     wrong: Any = "0.1"
     with pytest.raises(ValueError, match="`target` of objective `left`"):

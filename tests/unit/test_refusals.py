@@ -120,6 +120,33 @@ def test_a_claim_of_too_many_samples_is_refused() -> None:
     assert "12 samples" in result.reports[0].refused[0].reason
 
 
+def test_a_result_says_at_first_sight_that_something_was_refused_or_stalled() -> None:
+    algorithm = FMGDA(local_steps=2, transforms=(Corrupt("c2", "b", "nan"),))
+    result = fit(federation(), algorithm, rounds=3)
+    assert "3 refused, the last: round 2, client `c2`, objective `b`" in repr(result)
+    assert "refused" not in repr(fit(federation(), FMGDA(local_steps=2), rounds=3))
+
+
+def test_a_reply_under_another_clients_name_is_refused() -> None:
+    class Impostor:
+        def client(self, reply: Reply, ask: Ask) -> Reply:
+            return replace(reply, client="c0") if reply.client == "c1" else reply
+
+        def server(self, reply: Reply, ask: Ask) -> Reply:
+            return reply
+
+    result = fit(federation(), FMGDA(local_steps=1, transforms=(Impostor(),)), rounds=1)
+    assert {refusal.client for refusal in result.reports[0].refused} == {"c1"}
+    assert "`c0`" in result.reports[0].refused[0].reason
+
+
+def test_a_loss_that_was_detached_is_not_taken_for_a_solved_one() -> None:
+    detached = Objective("a", lambda out, y: squared_error(0)(out, y).mean().item())  # type: ignore[arg-type, return-value]
+    problem = Federation(Net().double(), [detached], [Client("c", data(6), ("a",))])
+    with pytest.raises(ValueError, match=r"objective `a` does not depend.*`\.item\(\)`"):
+        fit(problem, FMGDA(local_steps=1), rounds=1)
+
+
 def test_a_refused_client_still_counts_nothing_towards_the_losses() -> None:
     """Its loss is not let in either, so one NaN does not make the mean NaN."""
     problem = federation()

@@ -86,11 +86,6 @@ def test_a_warmup_follows_the_schedule_it_leads_to() -> None:
     ],
     ids=["Cosine", "StepDecay", "Warmup", "InverseSqrt"],
 )
-@pytest.mark.xfail(
-    reason="schedules do not check their arguments: a bare ZeroDivisionError in a round",
-    raises=ZeroDivisionError,
-    strict=True,
-)
 def test_a_schedule_over_no_rounds_is_refused_in_words(make: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match=r"`(rounds|every|scale)`"):
         make()(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin
 
@@ -83,6 +83,12 @@ def check_options(options: Any) -> None:
             f"exactly one of `local_steps` and `local_epochs` must be given, got "
             f"{options.local_steps} and {options.local_epochs}."
         )
+    rule = getattr(options, "rule", None)
+    if isinstance(rule, type):
+        problems.append(f"`rule` is the class {rule.__name__} itself: make one of it.")
+    weights = getattr(options, "weights", None)
+    if weights is not None and not isinstance(weights, Mapping):
+        problems.append(f"`weights` must map objectives to numbers, got {weights!r}.")
     if problems:
         raise ValueError(f"{type(options).__name__}: " + " ".join(problems))
 

@@ -22,10 +22,17 @@ def check_reply(
     A (client, objective) with a misshapen or non-finite delta, a non-finite loss, an unknown slot
     or an impossible sample count is taken out as a whole; the client's other objectives stay.
     """
+    if reply.client != client.id:
+        reason = f"the reply says that it comes from client `{reply.client}`"
+        names = sorted({*reply.deltas, *reply.losses}) or list(client.objectives)
+        refusals = tuple(Refusal(ask.round, client.id, name, reason) for name in names)
+        return Reply(client=client.id), refusals
     reasons: dict[str, str] = {}
     lanes = {lane.slot: lane for lane in ask.lanes}
     for name, count in reply.samples.items():
-        if count < 0:
+        if name not in client.objectives:
+            reasons[name] = "it counted samples for an objective that it does not hold"
+        elif not isinstance(count, int) or count < 0:
             reasons[name] = f"it claims {count} samples"
         elif client.max_samples is not None and count > client.max_samples:
             reasons[name] = (
@@ -36,6 +43,12 @@ def check_reply(
             reasons[name] = "it sent a loss for an objective that it does not hold"
         elif not math.isfinite(loss):
             reasons[name] = f"its training loss at x is {loss}"
+    for name in reply.held_out:
+        if name not in client.objectives:
+            reasons[name] = "it sent metrics for an objective that it does not hold"
+    for slot, count in reply.steps.items():
+        if not isinstance(count, int) or count < 0:
+            reasons[slot] = f"it claims {count} steps"
     for slot, delta in reply.deltas.items():
         if slot not in lanes:
             reasons[slot] = "it sent an update that nobody asked for"
@@ -43,9 +56,12 @@ def check_reply(
             reasons[slot] = f"its update has shape {list(delta.shape)} instead of [{layout.size}]"
         elif not delta.is_floating_point():
             reasons[slot] = f"its update is of {delta.dtype} instead of {layout.dtype}"
-        elif not bool(torch.isfinite(delta).all()):
-            bad = int((~torch.isfinite(delta)).sum())
-            reasons[slot] = f"its update has {bad} non-finite of {layout.size} values"
+        elif not bool(torch.isfinite(delta.to(layout.dtype)).all()):
+            bad = int((~torch.isfinite(delta.to(layout.dtype))).sum())
+            reasons[slot] = (
+                f"its update has {bad} non-finite of {layout.size} values (a step too large, or a "
+                "loss computed on missing labels: replace NaN targets before, as with nan_to_num)"
+            )
     if not reasons:
         return reply, ()
     slots = {
@@ -53,14 +69,13 @@ def check_reply(
         for slot in reply.deltas
         if slot in reasons or any(n in reasons for n in lanes[slot].mixture if slot in lanes)
     }
-    names = set(reasons) | {n for slot in slots & set(lanes) for n in lanes[slot].mixture}
     clean = replace(
         reply,
         deltas={k: v for k, v in reply.deltas.items() if k not in slots},
         steps={k: v for k, v in reply.steps.items() if k not in slots},
-        losses={k: v for k, v in reply.losses.items() if k not in names},
-        samples={k: v for k, v in reply.samples.items() if k not in names},
-        held_out={k: v for k, v in reply.held_out.items() if k not in names},
+        losses={k: v for k, v in reply.losses.items() if k not in reasons},
+        samples={k: v for k, v in reply.samples.items() if k not in reasons},
+        held_out={k: v for k, v in reply.held_out.items() if k not in reasons},
     )
     return clean, tuple(Refusal(ask.round, client.id, n, r) for n, r in sorted(reasons.items()))
 
