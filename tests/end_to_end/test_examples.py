@@ -96,11 +96,11 @@ def test_the_demo_runs_and_compares(run: Runner) -> None:
 
 @pytest.mark.slow
 def test_the_demo_learns_what_the_readme_says(run: Runner) -> None:
-    """Losses and accuracies within 15 %: rounding differs between machines, learning does not."""
+    """Losses and accuracies within 30 %: rounding differs between machines, learning does not."""
     pytest.importorskip("sklearn")
     out = run("demo")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for title in ("FSMGDA ", 'FSMGDA, normalize="loss"', "FedAvg, weights ½ and ½"):
         (shown,) = re.findall(rf"^{re.escape(title)} .*$", readme, re.MULTILINE)
         (printed,) = re.findall(rf"^{re.escape(title)} .*$", out, re.MULTILINE)
-        assert numbers(printed)[:4] == pytest.approx(numbers(shown)[:4], rel=0.15)
+        assert numbers(printed)[:4] == pytest.approx(numbers(shown)[:4], rel=0.3)
