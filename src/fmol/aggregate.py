@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fmol.engines.seam import Ask, Reply
+from fmol.layout import squared_norm
 
 __all__ = ["MeanFold", "Means", "Weighting", "gramian"]
 
@@ -96,11 +97,6 @@ def _full_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def squared_norm(vector: Tensor) -> float:
-    """‖v‖² in float64."""
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
 
 
 def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:

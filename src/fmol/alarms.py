@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -36,26 +37,39 @@ class Alarm:
     message: str
 
 
-def find_alarms(reports: Sequence[RoundReport], population: Population) -> tuple[Alarm, ...]:
-    """The alarms that stand after the last of `reports`; only the last few are looked at."""
+def find_alarms(
+    reports: Sequence[RoundReport], population: Population, algorithm: object
+) -> tuple[Alarm, ...]:
+    """The alarms that stand after the last of `reports`; only the last few are looked at.
+
+    For algorithms that choose weights, those with an option `normalize`; a fixed weighting can
+    neither stall nor starve by itself.
+    """
+    normalize = getattr(algorithm, "normalize", None)
+    if normalize is None or not reports:
+        return ()
     alarms = []
-    for name in reports[-1].weights if reports else ():
+    for name in reports[-1].weights:
         for find in (_stall, _starvation):
-            alarm = find(reports, name, population)
+            alarm = find(reports, name, population, normalize)
             if alarm is not None:
                 alarms.append(alarm)
     return tuple(alarms)
 
 
-def _stall(reports: Sequence[RoundReport], name: str, population: Population) -> Alarm | None:
+def _stall(
+    reports: Sequence[RoundReport], name: str, population: Population, normalize: str
+) -> Alarm | None:
     """One objective's tiny update is all of the direction, and the others stand still."""
     window, now = reports[-STALL_ROUNDS:], reports[-1]
-    if len(window) < STALL_ROUNDS or not all(_dominates_with_little(r, name) for r in window):
+    if len(window) < STALL_ROUNDS:
+        return None
+    if not all(_dominates_with_little(r, name, normalize) for r in window):
         return None
     stuck = [
         other
         for other in now.losses
-        if other != name and _improvement(window, other) < STALL_PROGRESS
+        if other != name and _improvement(reports, STALL_ROUNDS, other) < STALL_PROGRESS
     ]
     if not stuck:
         return None
@@ -69,11 +83,7 @@ def _stall(reports: Sequence[RoundReport], name: str, population: Population) ->
         if cause == "solved"
         else "its clients' updates are large and cancel one another"
     )
-    remedy = (
-        f'Set `normalize="loss"`, or give `{name}` a target with `Objective(target=…)`.'
-        if cause == "solved"
-        else 'Set `normalize="l2"`, take fewer local steps, or look at how its data are divided.'
-    )
+    remedy = f"{_advice(normalize, cause)}."
     since = _since("stall", name, window)
     return Alarm(
         kind="stall",
@@ -91,13 +101,15 @@ def _stall(reports: Sequence[RoundReport], name: str, population: Population) ->
     )
 
 
-def _starvation(reports: Sequence[RoundReport], name: str, population: Population) -> Alarm | None:
+def _starvation(
+    reports: Sequence[RoundReport], name: str, population: Population, normalize: str
+) -> Alarm | None:
     """An objective without weight whose loss rises."""
     window = reports[-STARVATION_ROUNDS:]
     if len(window) < STARVATION_ROUNDS or not all(_starves(r, name) for r in window):
         return None
-    known = [r.losses[name] for r in window if r.losses[name] == r.losses[name]]
-    if len(known) < 2 or known[-1] <= known[0]:
+    before, after = _first_and_last(reports, STARVATION_ROUNDS, name)
+    if not after > before:
         return None
     since = _since("starvation", name, window)
     return Alarm(
@@ -107,15 +119,37 @@ def _starvation(reports: Sequence[RoundReport], name: str, population: Populatio
         cause="",
         message=(
             f"objective `{name}` has had a weight below {STARVATION_WEIGHT:g} since round {since} "
-            f"while its loss rose from {known[0]:.4g} to {known[-1]:.4g}. Held by "
-            f'{_holders(name, population)}. Set `normalize="loss"` or `normalize="l2"`.'
+            f"while its loss rose from {before:.4g} to {after:.4g}. Held by "
+            f"{_holders(name, population)}. {_advice(normalize, 'starved')}."
         ),
     )
 
 
-def _dominates_with_little(report: RoundReport, name: str) -> bool:
+def _advice(normalize: str, cause: str) -> str:
+    """What to set, given what is set already."""
+    target = "give it a target with `Objective(target=…)`"
+    if cause == "cancelled":
+        change = "Take fewer local steps, look at how its data are divided"
+        return change + (', or set `normalize="l2"`' if normalize == "none" else f", or {target}")
+    if normalize in ("loss", "loss+"):
+        return (
+            f"{target[0].upper()}{target[1:]}" if cause == "solved" else "Give the others targets"
+        )
+    other = f", or {target}" if cause == "solved" else ""
+    return f'Set `normalize="loss"`{other}'
+
+
+def _dominates_with_little(report: RoundReport, name: str, normalize: str) -> bool:
     others = _others(report, name)
-    if not others or report.weights[name] <= STALL_WEIGHT:
+    if not others or name in report.protected or report.held:
+        return False
+    share = report.weights[name]
+    if normalize != "none":
+        # Weights on raw updates are large for short ones as such: what counts is the length spent.
+        spent = {n: w * report.delta_norms[n] for n, w in report.weights.items() if w > 0}
+        total = sum(spent.values())
+        share = spent.get(name, 0.0) / total if total > 0 else 0.0
+    if not share > STALL_WEIGHT:
         return False
     length = report.delta_norms[name]
     return length < STALL_LENGTH * median(report.delta_norms[o] for o in others)
@@ -138,12 +172,29 @@ def _since(kind: str, name: str, window: Sequence[RoundReport]) -> int:
     return standing[0] if standing else window[0].round
 
 
-def _improvement(window: Sequence[RoundReport], name: str) -> float:
-    """Relative decrease of a loss over the window; infinite where it was not measured."""
-    known = [r.losses[name] for r in window if r.losses[name] == r.losses[name]]
-    if len(known) < 2 or known[0] == 0:
-        return float("inf")
-    return (known[0] - known[-1]) / abs(known[0])
+def _improvement(reports: Sequence[RoundReport], rounds: int, name: str) -> float:
+    """Relative decrease of a loss over the last `rounds`; infinite where it was not measured."""
+    before, after = _first_and_last(reports, rounds, name)
+    decrease = (before - after) / abs(before) if before else math.nan
+    return math.inf if math.isnan(decrease) else decrease
+
+
+def _first_and_last(reports: Sequence[RoundReport], rounds: int, name: str) -> tuple[float, float]:
+    """The loss as it was known when the last `rounds` began, and as it is known now; else NaN.
+
+    Losses may be measured more seldom than that: then the first one is older.
+    """
+    known = _last_known(reports, len(reports) - 1, name)
+    if known is None:
+        return math.nan, math.nan
+    first = _last_known(reports, min(len(reports) - rounds, known - 1), name)
+    if first is None:  # Measured for the first time within the window.
+        return math.nan, math.nan
+    return reports[first].losses[name], reports[known].losses[name]
+
+
+def _last_known(reports: Sequence[RoundReport], at: int, name: str) -> int | None:
+    return next((i for i in range(at, -1, -1) if not math.isnan(reports[i].losses[name])), None)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -89,7 +89,8 @@ class TensorSamples:
         )
 
     def versions(self) -> list[int]:
-        return [leaf._version for leaf in self._leaves]
+        # Tensors made in inference mode do not count their writes.
+        return [0 if leaf.is_inference() else leaf._version for leaf in self._leaves]
 
     def to(self, device: torch.device) -> TensorSamples:
         if all(leaf.device == device for leaf in self._leaves):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fmol.result import Result
 
-__all__ = ["FmolError", "MissingObjectiveError", "RefusedError"]
+__all__ = ["FmolError", "LossError", "MissingObjectiveError", "RefusedError"]
 
 
 class FmolError(RuntimeError):
@@ -22,3 +22,7 @@ class RefusedError(FmolError):
 
 class MissingObjectiveError(FmolError):
     """An objective had no update and `on_missing_objective` is `"fail"`."""
+
+
+class LossError(FmolError, ValueError):
+    """A training loss that an option cannot work with, as a negative one with `normalize="loss"`."""

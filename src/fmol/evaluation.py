@@ -14,7 +14,10 @@ from fmol.data import Samples, tree_map
 from fmol.layout import FlatModel
 from fmol.objectives import Objective, WholeSet
 
-__all__ = ["Score", "batch_mean", "evaluate"]
+__all__ = ["EVALUATION_BATCH", "Score", "batch_mean", "evaluate"]
+
+EVALUATION_BATCH = 1024
+"""Samples in one forward pass of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def batch_mean(value: Any, size: int, what: str) -> tuple[Tensor, int]:
                 f"{what} returned a tuple of {len(value)}. Return one value per sample [B], "
                 "(values [B], valid [B]), or a scalar."
             )
-        values, valid = value
+        values, valid = (v.reshape(1) if _lonely(v, size) else v for v in value)
         _check_shape(values, size, what)
         _check_shape(valid, size, what)
         valid = valid.bool()
@@ -52,6 +55,11 @@ def batch_mean(value: Any, size: int, what: str) -> tuple[Tensor, int]:
         return value, size
     _check_shape(value, size, what)
     return (value if value.is_floating_point() else value.double()).mean(), size
+
+
+def _lonely(value: Any, size: int) -> bool:
+    """Whether a squeeze has taken the sample dimension from a batch of one."""
+    return isinstance(value, Tensor) and value.dim() == 0 and size == 1
 
 
 def _check_shape(value: Any, size: int, what: str) -> None:
@@ -119,12 +127,22 @@ class _Tally:
     whole_set: bool
     total: float = 0.0
     count: int = 0
+    batches: int = 0
 
     def add(self, value: Any, size: int, what: str) -> None:
         if not isinstance(value, tuple) and (not isinstance(value, Tensor) or value.dim() == 0):
-            _number(value, what)
-            self.whole_set = True
-            return
+            # The first batch tells of which kind a loss is. Later on a single value for a single
+            # sample is that sample's (a squeeze does this); for more it is of the other kind.
+            if self.batches == 0:
+                _number(value, what)
+                self.whole_set = True
+                return
+            if size > 1:
+                raise ValueError(
+                    f"{what} returned a scalar for {size} samples after one value per sample for "
+                    "others. Return the same kind always."
+                )
+        self.batches += 1
         mean, count = batch_mean(_double(value), size, what)
         self.total += float(mean.double()) * count
         self.count += count

@@ -22,6 +22,7 @@ class Client:
 
     `data` and `held_out` are a pair (inputs, targets) of tensors (or of dicts and tuples of
     tensors), a map-style dataset, or a callable without arguments that returns one of these.
+    A dict of inputs is given to the model as keyword arguments, anything else as one argument.
     `max_samples` is what the server believes this client can have at most: a reply that claims
     more is refused.
     """
@@ -87,8 +88,9 @@ class ClientList:
 class LazyPopulation:
     """A population of which each client is made when it is asked for.
 
-    `names` is any sequence of ids (it is never walked through), `make` turns an id into a client,
-    and `held_by` says who holds each objective; left out, everyone holds everything.
+    `names` is any sequence of ids (it is never walked through), `make` turns an id into a client, and
+    `held_by` says who holds each objective; left out, everyone holds everything. `make` is called
+    several times a round: let the client's `data` be a callable, so that it stays cheap.
 
     >>> class Numbered:
     ...     def __len__(self): return 1_000_000
@@ -120,6 +122,15 @@ class Federation:
 
     Everything that can be checked before training is checked here, and all that is wrong is said at
     once. The model is never modified: training works on a copy.
+
+    >>> inputs, targets = torch.ones(4, 2), torch.ones(4)
+    >>> federation = Federation(
+    ...     model=nn.Linear(2, 1),
+    ...     objectives=[Objective("price", lambda out, y: (out[:, 0] - y) ** 2)],
+    ...     clients=[Client("a", data=(inputs, targets), objectives=("price",))],
+    ... )
+    >>> federation
+    Federation(Linear with 3 trainable parameters, 1 objectives, 1 clients)
     """
 
     def __init__(
@@ -129,6 +140,16 @@ class Federation:
         clients: Sequence[Client] | Population,
         held_out: Any = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(
+                f"`model` must be a torch.nn.Module, got a {type(model).__name__}. Pass a module."
+            )
+        for name, value, one in [
+            ("objectives", objectives, Objective),
+            ("clients", clients, Client),
+        ]:
+            if isinstance(value, one):
+                raise ValueError(f"`{name}` must be a list, got one {one.__name__}. Wrap it: […].")
         self.model = model
         self.objectives = tuple(objectives)
         self.held_out = held_out

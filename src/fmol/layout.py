@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FlatModel", "Layout"]
+__all__ = ["FlatModel", "Layout", "squared_norm"]
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,6 @@ class FlatModel:
 
     def gradient(self, loss: Tensor) -> Tensor:
         """∇loss as a new vector `[d]`; zero where the loss does not depend on a parameter."""
-        if not loss.requires_grad:
-            return torch.zeros_like(self.x)
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         parts = [
             self._zero(size) if g is None else g.reshape(-1)
@@ -143,3 +141,8 @@ class FlatModel:
     def buffer_versions(self) -> dict[str, tuple[Tensor, int]]:
         """How often each buffer was written; a forward pass that writes one is no function of x."""
         return {name: (buffer, buffer._version) for name, buffer in self.module.named_buffers()}
+
+
+def squared_norm(vector: Tensor) -> float:
+    """‖v‖² in float64, whatever the dtype of `v`."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2

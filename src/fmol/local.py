@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -66,6 +66,7 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     local, model = ask.local, site.model
     assert local is not None
     model.load(ask.x)
+    model.module.train(local.training)
     descent = Descent(torch.zeros_like(model.x))
     velocity: Tensor | None = None
     steps = step_count(local, len(site.samples))
@@ -93,6 +94,7 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
         descent.moved += 1
         if k + 1 < steps:  # The last iterate is never looked at.
             model.step(direction, local.lr)
+    model.module.train()
     if local.accumulate == "mean":
         descent.delta /= steps
     return descent
@@ -193,23 +195,10 @@ def _count_labels(site: Site, x: Tensor, name: str) -> int:
     return scores[name]["loss"].samples
 
 
-@contextmanager
-def _stream(ask: Ask, purpose: str, site: Site) -> Iterator[None]:
+def _stream(ask: Ask, purpose: str, site: Site) -> AbstractContextManager[None]:
     """Whatever the model draws, as dropout does, comes from a stream of this purpose's own."""
-    device = site.model.x.device
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index])
-    key = rng.key(site.seed, "model", ask.round, ask.phase, site.client.id, purpose)
-    before = [generator.get_state() for generator in generators]
-    # Not torch.manual_seed: it touches every device and formats a stack trace each time.
-    for generator in generators:
-        generator.manual_seed(key % 2**63)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
+    name = ("model", ask.round, ask.phase, site.client.id, purpose)
+    return rng.torch_stream(site.model.x.device, site.seed, *name)
 
 
 @contextmanager

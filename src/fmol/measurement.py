@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from time import perf_counter
 
 import torch
@@ -11,7 +12,8 @@ import torch
 from fmol import rng
 from fmol.aggregate import MeanFold, gramian
 from fmol.data import Samples, as_samples
-from fmol.engines.seam import Ask, ClientRecord, Engine, Lane, LocalConfig, Receipt
+from fmol.engines.seam import Ask, ClientRecord, Engine, Lane, LocalConfig, Receipt, Refusal
+from fmol.evaluation import EVALUATION_BATCH
 from fmol.evaluation import evaluate as evaluate_on
 from fmol.federation import Federation
 from fmol.layout import FlatModel
@@ -32,6 +34,8 @@ class Evaluation:
     losses: Mapping[str, float]
     held_out: Mapping[str, Mapping[str, float]]
     clients: tuple[ClientRecord, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    """What was not let in, so that the means are over fewer than `evaluated` says."""
     evaluated: str = ""
 
 
@@ -48,30 +52,11 @@ class Measurement:
         engine: Engine,
         seed: int,
         evaluate: str | int | None,
-        batch_size: int = 1024,
     ) -> None:
         self._federation, self._algorithm, self._engine = federation, algorithm, engine
-        self._batch_size = batch_size
-        size = len(federation.population)
-        if evaluate is None:
-            evaluate = "all" if size <= EVALUATE_ALL_UP_TO else "cohort"
-        ids = federation.population.ids()
-        self._panel: frozenset[str] | None = None
-        """Who is evaluated; None is whoever takes part."""
-        if evaluate == "cohort":
-            self.evaluated = "the cohort"
-        elif evaluate == "all":
-            self._panel = frozenset(ids[i] for i in range(size))
-            self.evaluated = f"all {size} clients"
-        elif isinstance(evaluate, int) and not isinstance(evaluate, bool) and evaluate >= 1:
-            stream = rng.stream(seed, "evaluate")
-            drawn = rng.sample_without_replacement(stream, size, evaluate)
-            self._panel = frozenset(ids[i] for i in drawn)
-            self.evaluated = f"{len(self._panel)} of {size} clients"
-        else:
-            raise ValueError(
-                f"`evaluate` must be 'all', 'cohort' or a number of clients, got {evaluate!r}."
-            )
+        self._seed = seed
+        self._panel, self.evaluated = _panel(federation, seed, evaluate)
+        """Who is evaluated (None is whoever takes part), and the same in words."""
         self._held_out: Samples | None = None
         self._model: FlatModel | None = None
         if federation.held_out is not None and algorithm.shares_model:
@@ -103,7 +88,8 @@ class Measurement:
     def at(self, state: State, round: int, cohort: Sequence[str]) -> Evaluation:
         """How the model stands at `state`, over `cohort` where that is who is evaluated."""
         panel = cohort if self._panel is None else sorted(self._panel)
-        return self._evaluation(round, state, self._ask(panel, round, state).clients)
+        receipt = self._ask(panel, round, state)
+        return replace(self._evaluation(round, state, receipt.clients), refused=receipt.refused)
 
     def _ask(self, clients: Sequence[str], round: int, state: State) -> Receipt:
         asks = [
@@ -126,15 +112,16 @@ class Measurement:
         held_out: Mapping[str, Mapping[str, float]] = mean_held_out(records, names)
         if self._held_out is not None and self._model is not None:
             self._model.load(state.x)
-            scores = evaluate_on(
-                self._model,
-                self._held_out,
-                self._federation.objectives,
-                batch_size=self._batch_size,
-                metrics=True,
-            )
+            with rng.torch_stream(self._engine.device, self._seed, "model", round, "held_out"):
+                scores = evaluate_on(
+                    self._model,
+                    self._held_out,
+                    self._federation.objectives,
+                    batch_size=EVALUATION_BATCH,
+                    metrics=True,
+                )
             held_out = {o: {m: s.value for m, s in row.items()} for o, row in scores.items()}
-        return Evaluation(round, losses, held_out, records, self.evaluated)
+        return Evaluation(round, losses, held_out, records, evaluated=self.evaluated)
 
     def with_true_gradients(self, report: RoundReport, state: State) -> RoundReport:
         """The report with `‖d̄_t‖²` and `‖d*_t‖²`: λ of the round, and the best λ, on ∇f_s(x_t)."""
@@ -148,22 +135,52 @@ class Measurement:
                 lanes=tuple(
                     Lane(name, {name: 1.0}) for name in self._federation.client(client).objectives
                 ),
-                local=LocalConfig(lr=0.0, steps=1),
+                local=LocalConfig(lr=0.0, steps=1, training=False),
             )
             for client in clients
         ]
         fold = MeanFold(names, x, self._algorithm.weighting)
-        gradients, _ = self._engine.map(asks, fold)
+        gradients, receipt = self._engine.map(asks, fold)
+        report = replace(report, refused=report.refused + receipt.refused)
         if not gradients.slots:
             return report
         gram = gramian(gradients.deltas)
         present = [report.weights[name] for name in gradients.slots]
         weights = torch.tensor(present, dtype=torch.float64)
+        # A round that held has no λ, and so no d̄.
+        taken = float(weights @ gram @ weights) if float(weights.sum()) > 0 else NAN
         return replace(
             report,
-            true_direction_norm_squared=float(weights @ gram @ weights),
+            true_direction_norm_squared=taken,
             stationarity=min_norm(gram).norm_squared,
         )
+
+
+def _panel(
+    federation: Federation, seed: int, evaluate: str | int | None
+) -> tuple[frozenset[str] | None, str]:
+    """Who is evaluated, None for whoever takes part, and that in words."""
+    ids = federation.population.ids()
+    size = len(federation.population)
+    if evaluate is None:
+        evaluate = "all" if size <= EVALUATE_ALL_UP_TO else "cohort"
+    if evaluate == "cohort":
+        return None, "the cohort"
+    if evaluate == "all":
+        return frozenset(ids[i] for i in range(size)), f"all {size} clients"
+    if isinstance(evaluate, bool) or not isinstance(evaluate, Integral) or evaluate < 1:
+        raise ValueError(
+            f"`evaluate` must be 'all', 'cohort' or a number of clients, got {evaluate!r}."
+        )
+    stream = rng.stream(seed, "evaluate")
+    drawn = {ids[i] for i in rng.sample_without_replacement(stream, size, int(evaluate))}
+    held = {name for client in drawn for name in federation.client(client).objectives}
+    for name in federation.names:
+        if name not in held:  # Nobody drawn holds it: it would never be seen.
+            holders = federation.population.holders(name)
+            stream = rng.stream(seed, "evaluate", name)
+            drawn.add(holders[int(stream.integers(len(holders)))])
+    return frozenset(drawn), f"{len(drawn)} of {size} clients"
 
 
 def unmeasured(round: int, names: Sequence[str]) -> Evaluation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fmol.engines.seam import ClientRecord
@@ -120,8 +120,3 @@ def _pairs(report: RoundReport) -> Iterator[Row]:
     for i, first in enumerate(names):
         for j in range(i + 1, len(names)):
             yield Row(report.round, "server", "", first, f"cosine:{names[j]}", values[i][j])
-
-
-def describe(values: Mapping[str, float], digits: int = 4) -> str:
-    """`left 0.1234  right 0.5678`: a mapping on one line, for logs."""
-    return "  ".join(f"{name} {value:.{digits}g}" for name, value in values.items())

@@ -34,7 +34,11 @@ class WholeSet:
 def whole_set(function: Callable[[Any, Any], Tensor | float]) -> WholeSet:
     """The same metric, marked as one that is called once with the whole set, as AUC must be.
 
-    An unmarked metric is called batch by batch and averaged over samples.
+    An unmarked metric with one value per sample is called batch by batch and averaged over samples.
+
+    >>> largest = whole_set(lambda outputs, targets: (outputs - targets).abs().max())
+    >>> Objective("price", lambda out, y: (out - y) ** 2, metrics={"worst": largest}).name
+    'price'
     """
     return WholeSet(function)
 

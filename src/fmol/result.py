@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fmol.algorithms.alone import OWN_MODEL
-from fmol.engines.seam import ClientState
+from fmol.engines.seam import OWN_MODEL, ClientState
 from fmol.federation import Federation
 from fmol.measurement import Evaluation
 from fmol.metrics import Row, rows
@@ -111,6 +110,7 @@ class Result:
         if self.reports:
             parts += [f"alarm: {a.kind} by {a.objective}" for a in self.reports[-1].alarms]
         refused = [refusal for report in self.reports for refusal in report.refused]
+        refused += self.final.refused
         if refused:
             parts.append(f"{len(refused)} refused, the last: {refused[-1]}")
         return f"Result({'; '.join(parts)})"

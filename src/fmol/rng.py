@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
+import torch
 
-__all__ = ["key", "sample_without_replacement", "stream"]
+__all__ = ["key", "sample_without_replacement", "stream", "torch_stream"]
 
 
 def key(seed: int, *name: str | int) -> int:
@@ -48,3 +50,24 @@ def sample_without_replacement(
         j = int(generator.integers(i, population))
         yield moved.get(j, j)
         moved[j] = moved.get(i, i)
+
+
+@contextmanager
+def torch_stream(device: torch.device, seed: int, *name: str | int) -> Iterator[None]:
+    """Within it, whatever draws from torch's global generators draws from the stream `name`.
+
+    A model's dropout and a data set's random augmentation do. The generators' own states are put
+    back afterwards: a run neither reads nor changes them.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index])
+    before = [generator.get_state() for generator in generators]
+    # Not torch.manual_seed: it touches every device and formats a stack trace each time.
+    for generator in generators:
+        generator.manual_seed(key(seed, *name) % 2**63)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)

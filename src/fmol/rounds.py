@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -14,7 +14,7 @@ from fmol.alarms import Alarm
 from fmol.engines.seam import Ask, ClientRecord, Engine, Lane, LocalConfig, Refusal, Work
 from fmol.federation import Client, Federation
 
-__all__ = ["Algorithm", "Plan", "RoundReport", "State"]
+__all__ = ["Algorithm", "Plan", "RoundReport", "State", "nothing_sent"]
 
 NAN = float("nan")
 
@@ -112,6 +112,12 @@ class RoundReport:
     alarms: tuple[Alarm, ...] = ()
     clients: tuple[ClientRecord, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def nothing_sent(report: RoundReport) -> RoundReport:
+    """The report of a round in which no message went anywhere."""
+    clients = tuple(replace(record, bytes_up=0, bytes_down=0) for record in report.clients)
+    return replace(report, bytes_up=0, bytes_down=0, clients=clients)
 
 
 class Algorithm(Protocol):

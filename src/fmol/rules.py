@@ -6,13 +6,14 @@ vectors, so a new one is a function of a few lines, passed to an algorithm as `r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from fmol.errors import LossError
 from fmol.minnorm import min_norm
 
 __all__ = ["Context", "Fixed", "MinNorm", "Normalize", "Rule", "needs_losses", "scales"]
@@ -35,7 +36,7 @@ class Context:
 
 
 class Rule(Protocol):
-    """Gramian `[S, S]` float64 in, non-negative weights `[S]` float64 out.
+    """Gramian `[S, S]` float64 in, weights `[S]` float64 out.
 
     A rule with an attribute `needs_losses = True` finds the losses in its context.
     """
@@ -83,8 +84,10 @@ class Fixed:
         return weights / weights.sum()
 
 
-def scales(normalize: Normalize, norms: Tensor, losses: Tensor | None) -> Tensor:
-    """`c_s > 0` `[S]` by which each update is divided before the rule (`u_s = Δ_s/c_s`).
+def scales(
+    normalize: Normalize, norms: Tensor, losses: Tensor | None, names: Sequence[str], round: int = 0
+) -> Tensor:
+    """`c_s > 0` `[S]` by which each update is divided before the rule: `u_s = Δ_s/c_s`.
 
     Floored far below the largest, so that a solved objective's vector grows and steps aside without
     leaving the range of numbers.
@@ -94,13 +97,14 @@ def scales(normalize: Normalize, norms: Tensor, losses: Tensor | None) -> Tensor
     if normalize == "l2":
         values = norms
     else:
+        for name, loss in zip(names, [] if losses is None else losses.tolist(), strict=True):
+            if not loss >= 0:
+                raise LossError(
+                    f"round {round}: objective `{name}` has a training loss of {loss:g}, and "
+                    f'`normalize="{normalize}"` needs losses that are known and not negative. Add a '
+                    'constant to that loss or use `normalize="l2"`.'
+                )
         assert losses is not None
-        if bool((losses < 0).any()):
-            worst = float(losses.min())
-            raise ValueError(
-                f'`normalize="{normalize}"` needs losses that are not negative, got {worst:g}. '
-                'Add a constant to that loss or use `normalize="l2"`.'
-            )
         values = losses if normalize == "loss" else losses * norms
     top = float(values.max())
     return values.clamp(min=1e-8 * top) if top > 0 else torch.ones_like(norms)

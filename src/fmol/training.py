@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral, Real
 from typing import Literal
 
 import numpy as np
@@ -55,20 +57,20 @@ def fit(
     losses at a known `x*`, the gap `Δ_Q`.
 
     The same arguments give the same result, whatever the order of the clients.
+
+    >>> from fmol import Client, FSMGDA, Objective
+    >>> x = torch.linspace(-1, 1, 20)[:, None]
+    >>> sites = [Client("a", (x, x), ("slope",)), Client("b", (x, 0 * x), ("level",))]
+    >>> objectives = [Objective("slope", lambda out, y: ((out - y) ** 2)[:, 0]),
+    ...               Objective("level", lambda out, y: ((out - 1) ** 2)[:, 0])]
+    >>> problem = Federation(nn.Linear(1, 1), objectives, sites)
+    >>> result = fit(problem, FSMGDA(local_steps=5, batch_size=8), rounds=3)
+    >>> tuple(result.losses.shape), tuple(result.weights.shape)
+    ((4, 2), (3, 2))
     """
-    for name, value in [
-        ("evaluate_every", evaluate_every),
-        ("true_gradients_every", true_gradients_every),
-    ]:
-        if value is not None and value < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {value}.")
-    for name, thing in [("algorithm", algorithm), ("participation", participation)]:
-        if isinstance(thing, type):
-            raise ValueError(
-                f"`{name}` is the class {thing.__name__} itself. Make one of it: {thing.__name__}(…)."
-            )
-    if rounds < 0:
-        raise ValueError(f"`rounds` must not be negative, got {rounds}.")
+    _check_arguments(
+        algorithm, participation, rounds, evaluate_every, true_gradients_every, callbacks
+    )
     targets = _by_objective(stop_at, federation, "stop_at")
     best = _by_objective(optimum, federation, "optimum")
     participation = participation or Everyone()
@@ -87,44 +89,100 @@ def fit(
         drawn = participation.cohort(federation.population, federation.names, round, seed)
         return tuple(sorted(set(drawn)))
 
-    for t in range(rounds):
-        measured = t % evaluate_every == 0
-        try:
+    try:
+        for t in range(rounds):
+            measured = t % evaluate_every == 0
             plan = Plan(t, cohort_of(t), evaluate=measured, held_out=measured)
-            after, report = algorithm.round(state, plan, machine)
-            report = measurement.complete(report, state) if measured else _unmeasured(report)
-            if true_gradients_every is not None and t % true_gradients_every == 0:
-                report = measurement.with_true_gradients(report, state)
-        except FmolError as error:
-            machine.discard()
-            stopped = str(error)
-            error.result = result(unmeasured(t, federation.names))
-            raise
-        if best:
-            gaps = (report.weights[n] * (report.losses[n] - best[n]) for n in federation.names)
-            report = replace(report, optimality_gap=sum(gaps))
-        stopped_at = _reached(report, targets, federation)
-        if stopped_at:
-            # x_t is good enough: the step that was just computed from it is not taken.
-            machine.discard()
-            stopped = stopped_at
-            final = Evaluation(t, report.losses, report.held_out, report.clients, report.evaluated)
-            break
-        alarms = find_alarms([*reports[-20:], report], federation.population)
-        report = replace(report, alarms=alarms)
-        _log(report, reports)
-        machine.commit()
-        state = after
-        reports.append(report)
-        snapshot = Snapshot(federation, state)
-        # Every callback is called, even when an earlier one asks to stop.
-        answers = [callback(report, snapshot) for callback in callbacks]
-        if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
-            stopped = f"a callback stopped it after round {t}"
-            break
-    if final is None:
-        final = measurement.at(state, len(reports), cohort_of(len(reports)))
-    return result(final)
+            try:
+                after, report = algorithm.round(state, plan, machine)
+                report = measurement.complete(report, state) if measured else _unmeasured(report)
+                if true_gradients_every is not None and t % true_gradients_every == 0:
+                    report = measurement.with_true_gradients(report, state)
+            except FmolError as error:
+                machine.discard()
+                stopped = str(error)
+                error.result = result(unmeasured(t, federation.names))
+                raise
+            if best:
+                report = replace(report, optimality_gap=_optimality_gap(report, best))
+            reason = _reached(report, targets, federation)
+            if reason:
+                # x_t is good enough: the step that was just computed from it is not taken.
+                machine.discard()
+                stopped = reason
+                if measured:
+                    final = _evaluation_of(report)
+                break
+            alarms = find_alarms([*reports, report], federation.population, algorithm)
+            report = replace(report, alarms=alarms)
+            _log(report, reports)
+            machine.commit()
+            state = after
+            reports.append(report)
+            snapshot = Snapshot(federation, state)
+            # Every callback is called, even when an earlier one asks to stop.
+            answers = [callback(report, snapshot) for callback in callbacks]
+            if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
+                stopped = f"a callback stopped it after round {t}"
+                break
+        if final is None:
+            final = measurement.at(state, len(reports), cohort_of(len(reports)))
+            for refusal in final.refused:
+                logger.warning("refused: %s", refusal)
+        return result(final)
+    finally:
+        machine.close()
+
+
+def _check_arguments(
+    algorithm: Algorithm,
+    participation: Participation | None,
+    rounds: int,
+    evaluate_every: int,
+    true_gradients_every: int | None,
+    callbacks: Sequence[Callback],
+) -> None:
+    """Raises for what would otherwise fail far from where it was said."""
+    for name, thing in [("algorithm", algorithm), ("participation", participation)]:
+        if isinstance(thing, type):
+            raise ValueError(
+                f"`{name}` is the class {thing.__name__} itself. Make one of it: {thing.__name__}(…)."
+            )
+    for name, value, least in [
+        ("rounds", rounds, 0),
+        ("evaluate_every", evaluate_every, 1),
+        ("true_gradients_every", true_gradients_every, 1),
+    ]:
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if value is not None and not (whole and value >= least):
+            raise ValueError(f"`{name}` must be a whole number of at least {least}, got {value!r}.")
+    if true_gradients_every is not None and not algorithm.shares_model:
+        raise ValueError(
+            f"`true_gradients_every` is {true_gradients_every}, but {type(algorithm).__name__} has no "
+            "model of all at which gradients could be taken. Leave it out."
+        )
+    if not isinstance(callbacks, Sequence) or not all(callable(c) for c in callbacks):
+        raise ValueError(
+            f"`callbacks` must be a list of callables, got {callbacks!r}. Wrap a single one in a list."
+        )
+
+
+def _evaluation_of(report: RoundReport) -> Evaluation:
+    return Evaluation(
+        report.round,
+        report.losses,
+        report.held_out,
+        report.clients,
+        report.refused,
+        report.evaluated,
+    )
+
+
+def _optimality_gap(report: RoundReport, best: Mapping[str, float]) -> float:
+    """Δ_Q with the round's λ; NaN where the round held, and has none."""
+    if not any(report.weights.values()):
+        return NAN
+    return sum(weight * (report.losses[n] - best[n]) for n, weight in report.weights.items())
 
 
 def _unmeasured(report: RoundReport) -> RoundReport:
@@ -143,8 +201,12 @@ def _start(
                 f"`start` has shape {list(start.shape)} and the model has {layout.size} trainable "
                 "parameters. Pass a vector of that length, a module, or a state dict."
             )
-        return start.detach().to(layout.dtype).clone()
+        return _finite(start.detach().to(layout.dtype).clone())
     source = federation.model if start is None else start
+    if not isinstance(source, nn.Module | Mapping):
+        raise ValueError(
+            f"`start` is a {type(source).__name__}. Pass a module, a state dict or a vector [d]."
+        )
     named = dict(source.named_parameters()) if isinstance(source, nn.Module) else dict(source)
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in named or tuple(named[name].shape) != shape:
@@ -153,7 +215,15 @@ def _start(
                 f"`start` has {seen} for parameter `{name}`, where the federation's model has "
                 f"{list(shape)}. Start from a model of the same architecture."
             )
-    return layout.flatten(named)
+    return _finite(layout.flatten(named))
+
+
+def _finite(x: Tensor) -> Tensor:
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(
+            "the parameters that training would start from are not finite. Start from others."
+        )
+    return x
 
 
 def _by_objective(
@@ -163,7 +233,10 @@ def _by_objective(
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        return dict.fromkeys(federation.names, float(values))
+        values = dict.fromkeys(federation.names, values)
+    for name, value in values.items():
+        if not isinstance(value, Real) or math.isnan(value):
+            raise ValueError(f"`{option}` for objective `{name}` must be a number, got {value!r}.")
     unknown = sorted(set(values) - set(federation.names))
     if unknown:
         raise ValueError(

@@ -13,6 +13,7 @@ from fmol import FSMGDA, Client, Federation, LazyPopulation, Objective, fit
 from fmol.aggregate import MeanFold
 from fmol.engines import SequentialEngine
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply
+from fmol.engines.sequential import RECORD_BYTES
 from fmol.participation import Number, Participation, Stratified
 from fmol.rounds import RoundReport
 from support import Net, data, squared_error
@@ -141,7 +142,7 @@ def test_lazy_data_are_kept_in_a_bounded_cache() -> None:
 
     objectives = [Objective(name, squared_error(s)) for s, name in enumerate(NAMES)]
     problem = Federation(Net().double(), objectives, [client(i) for i in range(6)])
-    size = 8 * (5 + 3) * 8
+    size = 8 * (5 + 3) * 8 + RECORD_BYTES
 
     def engine(cache: int):  # type: ignore[no-untyped-def]
         return lambda federation, *, seed, device: SequentialEngine(

@@ -36,6 +36,7 @@ def report(
     )
 
 
+PLAIN = FMGDA(local_steps=1)
 CLIENTS = ClientList(Client(f"site-{i}", None, ("a", "b")) for i in range(7))
 
 
@@ -53,13 +54,13 @@ def stalled(rounds: int, spread: float = 1.0, improvement: float = 0.0) -> list[
 
 
 def test_a_stall_is_said_after_ten_rounds_and_not_before() -> None:
-    assert find_alarms(stalled(9), CLIENTS) == ()
-    (alarm,) = find_alarms(stalled(10), CLIENTS)
+    assert find_alarms(stalled(9), CLIENTS, PLAIN) == ()
+    (alarm,) = find_alarms(stalled(10), CLIENTS, PLAIN)
     assert (alarm.kind, alarm.objective, alarm.since, alarm.cause) == ("stall", "a", 0, "solved")
 
 
 def test_a_stall_alarm_names_the_numbers_the_holders_and_the_remedy() -> None:
-    (alarm,) = find_alarms(stalled(10), CLIENTS)
+    (alarm,) = find_alarms(stalled(10), CLIENTS, PLAIN)
     for part in (
         "`a`",
         "99.0%",
@@ -75,13 +76,13 @@ def test_a_stall_alarm_names_the_numbers_the_holders_and_the_remedy() -> None:
 
 
 def test_clients_that_cancel_one_another_are_told_from_a_solved_objective() -> None:
-    (alarm,) = find_alarms(stalled(10, spread=10_000.0), CLIENTS)
+    (alarm,) = find_alarms(stalled(10, spread=10_000.0), CLIENTS, PLAIN)
     assert alarm.cause == "cancelled"
     assert "cancel" in alarm.message
 
 
 def test_no_alarm_while_the_others_still_improve() -> None:
-    assert find_alarms(stalled(10, improvement=0.01), CLIENTS) == ()
+    assert find_alarms(stalled(10, improvement=0.01), CLIENTS, PLAIN) == ()
 
 
 def test_no_alarm_for_a_dominant_objective_with_a_long_update() -> None:
@@ -89,7 +90,7 @@ def test_no_alarm_for_a_dominant_objective_with_a_long_update() -> None:
         report(t, {"a": 0.99, "b": 0.01}, {"a": 0.5, "b": 1.0}, {"a": 0.1, "b": 0.2})
         for t in range(12)
     ]
-    assert find_alarms(reports, CLIENTS) == ()
+    assert find_alarms(reports, CLIENTS, PLAIN) == ()
 
 
 def starving(
@@ -110,16 +111,16 @@ def starving(
 
 
 def test_starvation_is_said_after_twenty_rounds_of_a_rising_loss() -> None:
-    assert find_alarms(starving(19, 0.01), CLIENTS) == ()
-    (alarm,) = find_alarms(starving(20, 0.01), CLIENTS)
+    assert find_alarms(starving(19, 0.01), CLIENTS, PLAIN) == ()
+    (alarm,) = find_alarms(starving(20, 0.01), CLIENTS, PLAIN)
     assert (alarm.kind, alarm.objective) == ("starvation", "b")
     assert "rose from 1 to 1.19" in alarm.message
-    assert find_alarms(starving(20, -0.01), CLIENTS) == ()
+    assert find_alarms(starving(20, -0.01), CLIENTS, PLAIN) == ()
 
 
 def test_a_protected_or_missing_objective_does_not_starve() -> None:
-    assert find_alarms(starving(20, 0.01, protected=("b",)), CLIENTS) == ()
-    assert find_alarms(starving(20, 0.01, missing=("b",)), CLIENTS) == ()
+    assert find_alarms(starving(20, 0.01, protected=("b",)), CLIENTS, PLAIN) == ()
+    assert find_alarms(starving(20, 0.01, missing=("b",)), CLIENTS, PLAIN) == ()
 
 
 class Point(nn.Module):

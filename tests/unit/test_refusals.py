@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fmol import FMGDA, FSMGDA, Client, FedAvg, Federation, Objective, RefusedError, fit
-from fmol.engines.seam import Ask, Reply
+from fmol.engines.seam import Ask, Reply, Site
 from fmol.rounds import Algorithm
 from support import Net, data, federation, flat, squared_error
 
@@ -24,7 +24,7 @@ class Corrupt:
     value: str
     from_round: int = 0
 
-    def client(self, reply: Reply, ask: Ask) -> Reply:
+    def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
         hit = reply.client == self.client_id and self.slot in reply.deltas
         if not hit or ask.round < self.from_round:
             return reply
@@ -129,7 +129,7 @@ def test_a_result_says_at_first_sight_that_something_was_refused_or_stalled() ->
 
 def test_a_reply_under_another_clients_name_is_refused() -> None:
     class Impostor:
-        def client(self, reply: Reply, ask: Ask) -> Reply:
+        def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
             return replace(reply, client="c0") if reply.client == "c1" else reply
 
         def server(self, reply: Reply, ask: Ask) -> Reply:

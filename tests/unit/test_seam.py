@@ -142,7 +142,7 @@ class ClipThenRescale:
     length: float
     factor: float
 
-    def client(self, reply: Reply, ask: Ask) -> Reply:
+    def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
         cut = {k: d * min(1.0, self.length / float(d.norm())) for k, d in reply.deltas.items()}
         return replace(reply, deltas=cut)
 
@@ -157,7 +157,7 @@ class Log:
     name: str
     calls: list[str]
 
-    def client(self, reply: Reply, ask: Ask) -> Reply:
+    def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
         self.calls.append(f"{self.name} client")
         return reply
 
@@ -249,7 +249,7 @@ def test_client_state_survives_a_round_trip_through_a_checkpoint() -> None:
     engine.commit()
     fresh.commit()
     for client, kept in engine.client_state().items():
-        assert torch.equal(kept["alone.x"], fresh.client_state()[client]["alone.x"])
+        assert torch.equal(kept["own.x"], fresh.client_state()[client]["own.x"])
 
 
 def test_the_gramian_of_kept_deltas_is_that_of_the_vectors() -> None:

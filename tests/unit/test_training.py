@@ -292,7 +292,7 @@ def test_a_users_own_rule_is_a_function_passed_in() -> None:
     only_the_worst.needs_losses = True  # type: ignore[attr-defined]
     result = fit(federation(), FSMGDA(local_steps=1, rule=only_the_worst), rounds=4)
     assert torch.equal(result.weights.argmax(1), result.losses[:-1].argmax(1))
-    assert float(result.state.memory["calls"]) == 4
+    assert float(result.state.memory["rule.calls"]) == 4
 
 
 def test_fixed_weights_on_separate_lanes() -> None:

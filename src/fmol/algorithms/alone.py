@@ -9,20 +9,16 @@ import torch
 from torch import Tensor
 
 from fmol.aggregate import Weighting
-from fmol.algorithms.centralized import nothing_sent
-from fmol.algorithms.fedavg import MIXTURE, objective_weights
-from fmol.algorithms.options import LocalOptions, check_options
-from fmol.engines.seam import Ask, Engine, Lane, Reply, Site, Work
+from fmol.algorithms.mixture import MIXTURE, mixture_lanes, objective_weights
+from fmol.algorithms.options import LocalOptions
+from fmol.engines.seam import OWN_MODEL, Ask, Engine, Reply, Site, Work
 from fmol.federation import Federation
 from fmol.local import local_work
 from fmol.metrics import mean_losses
-from fmol.rounds import NAN, Plan, RoundReport, State
+from fmol.rounds import NAN, Plan, RoundReport, State, nothing_sent
 from fmol.schedules import Schedule, at
 
-__all__ = ["OWN_MODEL", "Alone"]
-
-OWN_MODEL = "alone.x"
-"""The name under which each client keeps its own parameters."""
+__all__ = ["Alone"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +28,9 @@ class Alone(LocalOptions):
     All start from the federation's model. Losses are each client's at its *own* model, averaged
     over the holders as usual. `result.model` stays the model they started from; a client's own is
     `result.client_model(id)`. Keeps one model per client, so memory grows with their number.
+
+    >>> Alone(local_steps=10, local_lr=0.1).shares_model
+    False
     """
 
     weights: Mapping[str, float] | None = None
@@ -42,9 +41,6 @@ class Alone(LocalOptions):
     """Factor on a round's accumulated gradients; None is the round's `local_lr`, plain descent."""
     weighting: Weighting = "uniform"
     """Whether clients count alike or by their number of labelled samples in the reported losses."""
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def work(self) -> Work:
@@ -65,9 +61,7 @@ class Alone(LocalOptions):
         lr = local.lr if self.server_lr is None else at(self.server_lr, plan.round, "server_lr")
         asks = []
         for client in map(federation.client, plan.cohort):
-            own = {name: weights[name] for name in client.objectives if weights[name] > 0}
-            mixture = {name: weight / sum(own.values()) for name, weight in own.items()}
-            lanes = [Lane(MIXTURE, mixture)] if mixture else []
+            lanes = mixture_lanes(client, weights, sum_to_one=True)
             ask = plan.ask(client, state.x, lanes=lanes, local=local)
             asks.append(replace(ask, payload={"lr": torch.tensor(lr, dtype=torch.float64)}))
         _, receipt = engine.map(asks, work=work_alone)
@@ -92,9 +86,15 @@ class Alone(LocalOptions):
 
 
 def work_alone(ask: Ask, site: Site) -> Reply:
-    """Local work from the client's own parameters, which move and stay at the client."""
+    """Local work from the client's own parameters, which move and stay at the client.
+
+    They stand in the reply as well, for the engine's checks and not for the server: a client whose
+    model would break keeps the one it had, and is named.
+    """
     own = site.state.get(OWN_MODEL, ask.x)
     reply = local_work(replace(ask, x=own), site)
-    if MIXTURE in reply.deltas:
-        site.state[OWN_MODEL] = own - float(ask.payload["lr"]) * reply.deltas[MIXTURE]
-    return replace(reply, deltas={}, steps={})
+    if MIXTURE not in reply.deltas:
+        return reply
+    moved = own - float(ask.payload["lr"]) * reply.deltas[MIXTURE]
+    site.state[OWN_MODEL] = moved
+    return replace(reply, deltas={MIXTURE: moved})

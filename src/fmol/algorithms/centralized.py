@@ -7,20 +7,14 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from fmol.algorithms.fmgda import initial_state, multiple_gradient_round
-from fmol.algorithms.options import ServerOptions, check_options
+from fmol.algorithms.options import ServerOptions
 from fmol.engines.seam import Engine, LocalConfig, Work
 from fmol.federation import Federation
 from fmol.local import local_work
-from fmol.rounds import Plan, RoundReport, State
+from fmol.rounds import Plan, RoundReport, State, nothing_sent
 from fmol.schedules import Schedule, at
 
 __all__ = ["MGD", "SMGD"]
-
-
-def nothing_sent(report: RoundReport) -> RoundReport:
-    """The report of a round in which no message went anywhere."""
-    clients = tuple(replace(record, bytes_up=0, bytes_down=0) for record in report.clients)
-    return replace(report, bytes_up=0, bytes_down=0, clients=clients)
 
 
 @dataclass(frozen=True)
@@ -37,9 +31,6 @@ class SMGD(ServerOptions):
     server_lr: Schedule = 0.1
     """The step size, a number or a callable of the round."""
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
     @property
     def work(self) -> Work:
         return local_work
@@ -52,7 +43,8 @@ class SMGD(ServerOptions):
         return initial_state(self, federation, x)
 
     def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
-        everyone = replace(plan, cohort=tuple(sorted(engine.federation.population.ids())))
+        ids = engine.federation.population.ids()
+        everyone = replace(plan, cohort=tuple(sorted(ids[i] for i in range(len(ids)))))
         lr = at(self.server_lr, plan.round, "server_lr")
         gradient = LocalConfig(lr=lr, steps=1, batch_size=self.batch_size)
         state, report = multiple_gradient_round(self, state, everyone, engine, gradient, lr)
@@ -61,6 +53,10 @@ class SMGD(ServerOptions):
 
 @dataclass(frozen=True)
 class MGD(SMGD):
-    """Multiple gradient descent with all data in one place: SMGD with exact gradients."""
+    """Multiple gradient descent with all data in one place: SMGD with exact gradients.
+
+    >>> MGD(0.1).server_lr
+    0.1
+    """
 
     batch_size: None = field(default=None, init=False, repr=False)

@@ -10,28 +10,31 @@ import torch
 from torch import Tensor
 
 from fmol.aggregate import MeanFold, Weighting
-from fmol.algorithms.fmgda import step
+from fmol.algorithms.descent import step
 from fmol.algorithms.missing import check_arrivals
-from fmol.algorithms.options import LocalOptions, check_options
-from fmol.engines.seam import Engine, Lane, Transform, Work
+from fmol.algorithms.mixture import MIXTURE, mixture_lanes, objective_weights
+from fmol.algorithms.options import LocalOptions
+from fmol.engines.seam import Engine, Transform, Work
 from fmol.federation import Federation
+from fmol.layout import squared_norm
 from fmol.local import local_work
 from fmol.metrics import mean_losses
 from fmol.rounds import NAN, Plan, RoundReport, State
 from fmol.schedules import Schedule, at
 
-__all__ = ["MIXTURE", "FedAvg", "objective_weights"]
-
-MIXTURE = "mixture"
-"""The slot of a lane that descends several objectives at once."""
+__all__ = ["FedAvg"]
 
 
 @dataclass(frozen=True)
 class FedAvg(LocalOptions):
     """Federated averaging: each client descends `Σ_{s∈S_i} w_s f_{s,i}` along one trajectory.
 
-    The server moves `x` by `server_lr` times the mean of the clients' accumulated gradients, which
-    for the default, the local step size, is plain averaging of the clients' models.
+    The server moves `x` by `server_lr` times the mean of the clients' accumulated gradients. By
+    default that is the local step size, and so plain averaging of the clients' models (with
+    `accumulate="sum"`). Targets of objectives are not used: a fixed weighting protects nobody.
+
+    >>> FedAvg({"left": 0.5, "right": 0.5}, local_steps=10, local_lr=0.1).server_lr is None
+    True
     """
 
     weights: Mapping[str, float] | None = None
@@ -44,9 +47,6 @@ class FedAvg(LocalOptions):
     """Whether clients count alike or by their number of labelled samples."""
     transforms: tuple[Transform, ...] = ()
     """What is done to each reply on its way to the server."""
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def work(self) -> Work:
@@ -66,11 +66,15 @@ class FedAvg(LocalOptions):
         local = self.local(plan.round, self.batch_size)
         lr = local.lr if self.server_lr is None else at(self.server_lr, plan.round, "server_lr")
         # Each client descends its own mixture, along one trajectory.
-        asks = []
-        for client in map(federation.client, plan.cohort):
-            mixture = {name: weights[name] for name in client.objectives if weights[name] > 0}
-            lanes = [Lane(MIXTURE, mixture)] if mixture else []
-            asks.append(plan.ask(client, state.x, lanes=lanes, local=local))
+        asks = [
+            plan.ask(
+                client,
+                state.x,
+                lanes=mixture_lanes(client, weights, sum_to_one=False),
+                local=local,
+            )
+            for client in map(federation.client, plan.cohort)
+        ]
         pulled = {name for ask in asks for lane in ask.lanes for name in lane.mixture}
         # The mean over the clients that answered.
         fold = MeanFold([MIXTURE], state.x, self.weighting)
@@ -80,7 +84,7 @@ class FedAvg(LocalOptions):
         x, square = state.x, NAN
         if means.slots:
             x = step(state.x, means.deltas[0], lr, plan.round)
-            square = float(means.deltas[0].double().square().sum())
+            square = squared_norm(means.deltas[0])
         total = sum(weights.values())
         size = len(names)
         return State(x, state.memory), RoundReport(
@@ -104,24 +108,3 @@ class FedAvg(LocalOptions):
             clients=receipt.clients,
             notes=receipt.notes,
         )
-
-
-def objective_weights(
-    weights: Mapping[str, float] | None, federation: Federation
-) -> dict[str, float]:
-    """`w_s` for every objective, checked; equal and summing to one for None."""
-    names = federation.names
-    if weights is None:
-        return dict.fromkeys(names, 1.0 / len(names))
-    unknown = sorted(set(weights) - set(names))
-    absent = [name for name in names if name not in weights]
-    if unknown or absent:
-        raise ValueError(
-            f"`weights` must name every objective once: {list(names)}, got {list(weights)}. "
-            f"{f'Take out `{unknown[0]}`.' if unknown else f'Add `{absent[0]}`.'}"
-        )
-    if any(not 0 <= w < float("inf") for w in weights.values()) or not any(weights.values()):
-        raise ValueError(
-            f"`weights` must be finite, not negative and not all zero, got {dict(weights)}."
-        )
-    return {name: float(weights[name]) for name in names}

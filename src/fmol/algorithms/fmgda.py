@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from fmol.aggregate import MeanFold
-from fmol.algorithms.descent import Direction, find_direction
+from fmol.algorithms.descent import Angles, Direction, find_direction, measure_angles, step
 from fmol.algorithms.missing import Rows, fill_in, room_for_reuse
-from fmol.algorithms.options import LocalOptions, ServerOptions, check_options
+from fmol.algorithms.options import LocalOptions, ServerOptions
 from fmol.engines.seam import Engine, Lane, LocalConfig, Work
-from fmol.errors import RefusedError
 from fmol.federation import Federation
 from fmol.local import local_work
 from fmol.metrics import mean_losses
@@ -23,6 +22,9 @@ from fmol.rules import needs_losses
 from fmol.schedules import Schedule, at
 
 __all__ = ["FMGDA", "FSMGDA"]
+
+RULE = "rule."
+"""Before the names of what a rule keeps in the state's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +43,6 @@ class FSMGDA(LocalOptions, ServerOptions):
     """Samples per local step; None, or at least the client's number, is all of them (FMGDA)."""
     server_lr: Schedule = 0.1
     """η_t, a number or a callable of the round."""
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def work(self) -> Work:
@@ -64,7 +63,11 @@ class FSMGDA(LocalOptions, ServerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FMGDA(FSMGDA):
-    """Federated multiple gradient descent averaging: FSMGDA with all local data as the batch."""
+    """Federated multiple gradient descent averaging: FSMGDA with all local data as the batch.
+
+    >>> FMGDA(local_steps=5, local_lr=0.1, server_lr=0.1).batch_size is None
+    True
+    """
 
     batch_size: None = field(default=None, init=False, repr=False)
 
@@ -110,26 +113,32 @@ def multiple_gradient_round(
     rows = fill_in(options, state, losses, plan.round, means, receipt)
     protected = _at_target(federation, rows)
     memory = dict(rows.memory)
-    direction = None
-    if not rows.hold and len(protected) < len(rows.names):
-        # 6. λ of the shortest convex combination of the Δ_s, 7. which is the direction d_t.
-        direction = find_direction(
-            rows.deltas,
-            rows.names,
-            rule=options.rule,
-            normalize=options.normalize,
-            shared=_mask(options.shared, federation, x),
-            losses=rows.losses if need_losses else None,
-            protected=torch.tensor([n in protected for n in rows.names]) if protected else None,
-            round=plan.round,
-            memory=memory,
-        )
-        x = step(x, direction.vector, server_lr, plan.round)
+    direction, angles = None, None
+    if rows.names:
+        shared = _mask(options.shared, federation, x)
+        angles = measure_angles(rows.deltas, shared)
+        if not rows.hold and len(protected) < len(rows.names):
+            # 6. λ of the shortest convex combination of the Δ_s, 7. which is the direction d_t.
+            own = {k.removeprefix(RULE): v for k, v in memory.items() if k.startswith(RULE)}
+            direction = find_direction(
+                rows.deltas,
+                rows.names,
+                rule=options.rule,
+                normalize=options.normalize,
+                shared=shared,
+                angles=angles,
+                losses=rows.losses if need_losses else None,
+                protected=torch.tensor([n in protected for n in rows.names]) if protected else None,
+                round=plan.round,
+                memory=own,
+            )
+            memory |= {f"{RULE}{k}": v for k, v in own.items()}
+            x = step(x, direction.vector, server_lr, plan.round)
     report = RoundReport(
         round=plan.round,
         cohort=plan.cohort,
         losses=losses,
-        **_described(direction, rows.names, names),
+        **_described(direction, angles, rows.names, names),
         missing=rows.missing,
         reused=rows.reused,
         protected=protected,
@@ -147,19 +156,6 @@ def multiple_gradient_round(
     return State(x, memory), report
 
 
-def step(x: Tensor, direction: Tensor, lr: float, round: int) -> Tensor:
-    """`x − lr · direction` as a new vector, refused where it is not finite."""
-    moved = x - lr * direction
-    if not bool(torch.isfinite(moved).all()):
-        length = float(torch.linalg.vector_norm(direction.double()))
-        raise RefusedError(
-            f"round {round}: a direction of length {length:g} times `server_lr` {lr:g} gives "
-            "parameters that are not finite. The model stays what it was before this round; take "
-            "smaller steps."
-        )
-    return moved
-
-
 def _at_target(federation: Federation, rows: Rows) -> tuple[str, ...]:
     """The objectives among the rows whose loss is at or below their target."""
     targets = {o.name: o.target for o in federation.objectives if o.target is not None}
@@ -172,29 +168,27 @@ def _mask(shared: Any, federation: Federation, x: Tensor) -> Tensor | None:
 
 
 def _described(
-    direction: Direction | None, present: tuple[str, ...], names: tuple[str, ...]
+    direction: Direction | None,
+    angles: Angles | None,
+    present: tuple[str, ...],
+    names: tuple[str, ...],
 ) -> dict[str, Any]:
     """The report's fields on a direction, over all objectives: λ is 0 for those left out."""
-    size = len(names)
+    cosines = torch.full((len(names), len(names)), NAN)
+    norms, weights = dict.fromkeys(names, NAN), dict.fromkeys(names, 0.0)
+    if angles is not None:
+        where = torch.tensor([names.index(name) for name in present])
+        cosines[where[:, None], where] = angles.cosines.float()
+        norms |= dict(zip(present, angles.norms.tolist(), strict=True))
+    fields = {"weights": weights, "delta_norms": norms, "cosines": cosines}
     if direction is None:
-        return {
-            "held": True,
-            "weights": dict.fromkeys(names, 0.0),
-            "delta_norms": dict.fromkeys(names, NAN),
-            "cosines": torch.full((size, size), NAN),
-        }
-    where = [names.index(name) for name in present]
-    cosines = torch.full((size, size), NAN)
-    cosines[torch.tensor(where)[:, None], torch.tensor(where)] = direction.cosines.float()
-    weights = dict(zip(present, direction.weights.tolist(), strict=True))
-    norms = dict(zip(present, direction.norms.tolist(), strict=True))
+        return {**fields, "held": True}
+    weights |= dict(zip(present, direction.weights.tolist(), strict=True))
     return {
-        "weights": {name: weights.get(name, 0.0) for name in names},
-        "delta_norms": {name: norms.get(name, NAN) for name in names},
+        **fields,
         "scale": direction.scale,
         "direction_norm_squared": direction.norm_squared,
         "gap": direction.gap,
         "min_cosine": direction.min_cosine,
         "stationary": direction.stationary,
-        "cosines": cosines,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin
 
 from fmol.aggregate import Weighting
@@ -36,6 +37,9 @@ class LocalOptions:
     """Local gradients longer than this are cut to it."""
     proximal: float = 0.0
     """Pulls local steps back to `x_t` with this strength (FedProx)."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def local(self, round: int, batch_size: int | None) -> LocalConfig:
         """What a lane is told in this round."""
@@ -71,6 +75,9 @@ class ServerOptions:
     """How old an update may be that `on_missing_objective="reuse"` takes."""
     transforms: tuple[Transform, ...] = ()
     """What is done to each reply on its way to the server."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 def check_options(options: Any) -> None:
@@ -112,17 +119,20 @@ def _literal_problems(options: Any) -> list[str]:
 def _number_problems(options: Any) -> list[str]:
     at_least_one = {"local_steps", "local_epochs", "batch_size", "reuse_rounds"}
     not_negative = {"weight_decay", "proximal", "local_momentum", "local_lr", "server_lr"}
+    schedules = {"local_lr", "server_lr"}
     problems = []
     for name in (f.name for f in fields(options)):
         value = getattr(options, name)
-        if value is None or callable(value):
+        if value is None or (name in schedules and callable(value)):
             continue
-        if name in at_least_one and (not isinstance(value, int) or value < 1):
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if name in at_least_one and not (whole and value >= 1):
             problems.append(f"`{name}` must be a whole number of at least 1, got {value!r}.")
-        if name in not_negative and not 0 <= value < float("inf"):
+        if name in not_negative and not (number and 0 <= value < float("inf")):
             problems.append(f"`{name}` must be finite and not negative, got {value!r}.")
-        if name == "local_momentum" and value >= 1:
+        elif name == "local_momentum" and value >= 1:
             problems.append(f"`{name}` must be below 1, got {value!r}.")
-        if name == "clip_norm" and not value > 0:
+        if name == "clip_norm" and not (number and 0 < value < float("inf")):
             problems.append(f"`{name}` must be positive, got {value!r}; leave it out for none.")
     return problems

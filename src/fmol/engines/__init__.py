@@ -33,6 +33,10 @@ def make_engine(
                 f"`engine` must be one of {sorted(BUILT_IN)} or a factory, got {engine!r}."
             )
         engine = BUILT_IN[engine]
+    if not callable(engine):
+        raise ValueError(
+            f"`engine` must be one of {sorted(BUILT_IN)} or a factory, got {engine!r}."
+        )
     return engine(federation, seed=seed, device=resolve_device(device))
 
 

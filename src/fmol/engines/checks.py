@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from numbers import Integral, Real
 
 import torch
 
 from fmol.engines.seam import Ask, ClientRecord, Refusal, Reply
 from fmol.federation import Client
-from fmol.layout import Layout
+from fmol.layout import Layout, squared_norm
 
 __all__ = ["check_reply", "client_records", "message_bytes", "reply_bytes"]
 
 
 def check_reply(
-    reply: Reply, ask: Ask, client: Client, layout: Layout
+    reply: Reply, ask: Ask, client: Client, layout: Layout, limit: int | None = None
 ) -> tuple[Reply, tuple[Refusal, ...]]:
     """The reply without what may not be let in, and a refusal for each thing taken out.
 
     A (client, objective) with a misshapen or non-finite delta, a non-finite loss, an unknown slot
     or an impossible sample count is taken out as a whole; the client's other objectives stay.
+    `limit` is how many samples the server itself knows the client to have, where it does.
     """
+    bounds = [bound for bound in (client.max_samples, limit) if bound is not None]
+    most = min(bounds) if bounds else None
     if reply.client != client.id:
         reason = f"the reply says that it comes from client `{reply.client}`"
         names = sorted({*reply.deltas, *reply.losses}) or list(client.objectives)
@@ -32,26 +36,26 @@ def check_reply(
     for name, count in reply.samples.items():
         if name not in client.objectives:
             reasons[name] = "it counted samples for an objective that it does not hold"
-        elif not isinstance(count, int) or count < 0:
+        elif not isinstance(count, Integral) or count < 0:
             reasons[name] = f"it claims {count} samples"
-        elif client.max_samples is not None and count > client.max_samples:
-            reasons[name] = (
-                f"it claims {count} samples and the server knows of {client.max_samples} at most"
-            )
+        elif most is not None and count > most:
+            reasons[name] = f"it claims {count} samples and the server knows of {most} at most"
     for name, loss in reply.losses.items():
         if name not in client.objectives:
             reasons[name] = "it sent a loss for an objective that it does not hold"
-        elif not math.isfinite(loss):
+        elif not isinstance(loss, Real) or not math.isfinite(loss):
             reasons[name] = f"its training loss at x is {loss}"
     for name in reply.held_out:
         if name not in client.objectives:
             reasons[name] = "it sent metrics for an objective that it does not hold"
     for slot, count in reply.steps.items():
-        if not isinstance(count, int) or count < 0:
+        if not isinstance(count, Integral) or count < 0:
             reasons[slot] = f"it claims {count} steps"
     for slot, delta in reply.deltas.items():
         if slot not in lanes:
             reasons[slot] = "it sent an update that nobody asked for"
+        elif not isinstance(delta, torch.Tensor):
+            reasons[slot] = f"its update is a {type(delta).__name__} instead of a tensor"
         elif delta.shape != (layout.size,):
             reasons[slot] = f"its update has shape {list(delta.shape)} instead of [{layout.size}]"
         elif not delta.is_floating_point():
@@ -62,6 +66,9 @@ def check_reply(
                 f"its update has {bad} non-finite of {layout.size} values (a step too large, or a "
                 "loss computed on missing labels: replace NaN targets before, as with nan_to_num)"
             )
+    for name, tensor in reply.extra.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            reasons[name] = f"what it sent as `{name}` is not finite"
     if not reasons:
         return reply, ()
     slots = {
@@ -76,6 +83,7 @@ def check_reply(
         losses={k: v for k, v in reply.losses.items() if k not in reasons},
         samples={k: v for k, v in reply.samples.items() if k not in reasons},
         held_out={k: v for k, v in reply.held_out.items() if k not in reasons},
+        extra={k: v for k, v in reply.extra.items() if k not in reasons},
     )
     return clean, tuple(Refusal(ask.round, client.id, n, r) for n, r in sorted(reasons.items()))
 
@@ -102,7 +110,7 @@ def client_records(
 ) -> tuple[ClientRecord, ...]:
     """One line per objective that this reply speaks of."""
     nan = float("nan")
-    norms = {slot: float(torch.linalg.vector_norm(d.double())) for slot, d in reply.deltas.items()}
+    norms = {slot: math.sqrt(squared_norm(delta)) for slot, delta in reply.deltas.items()}
     names = sorted({*reply.losses, *reply.samples, *reply.held_out})
     return tuple(
         ClientRecord(

@@ -20,6 +20,7 @@ from fmol.layout import FlatModel
 from fmol.objectives import Objective
 
 __all__ = [
+    "OWN_MODEL",
     "Ask",
     "ClientRecord",
     "ClientState",
@@ -34,6 +35,9 @@ __all__ = [
     "Transform",
     "Work",
 ]
+
+OWN_MODEL = "own.x"
+"""The name under which a client keeps parameters of its own, `[d]`."""
 
 ClientState = Mapping[str, Mapping[str, Tensor]]
 """What stays at the clients between rounds: client id → name → tensor."""
@@ -53,6 +57,8 @@ class LocalConfig:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     proximal: float = 0.0
+    training: bool = True
+    """Whether the model is in training mode; false gives the gradients of the reported losses."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +191,8 @@ class Transform(Protocol):
     Clipping, noise and compression are of this kind.
     """
 
-    def client(self, reply: Reply, ask: Ask) -> Reply:
-        """The reply as it leaves the client."""
+    def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
+        """The reply as it leaves the client; `site.state` may keep something between rounds."""
 
     def server(self, reply: Reply, ask: Ask) -> Reply:
         """The reply as the server takes it in."""
@@ -231,3 +237,6 @@ class Engine(Protocol):
 
     def load_client_state(self, state: ClientState) -> None:
         """Puts back what `client_state` gave."""
+
+    def close(self) -> None:
+        """Lets go of whatever the engine holds: processes, connections, memory."""

@@ -26,11 +26,15 @@ from fmol.engines.seam import (
     Transform,
     Work,
 )
+from fmol.evaluation import EVALUATION_BATCH
 from fmol.federation import Client, Federation
 from fmol.layout import FlatModel
 from fmol.local import local_work
 
 __all__ = ["DataCache", "SequentialEngine"]
+
+RECORD_BYTES = 4096
+"""What a cached client costs beside its tensors, as measured: many small ones must not add up."""
 
 
 class SequentialEngine:
@@ -42,7 +46,7 @@ class SequentialEngine:
         *,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        evaluation_batch: int = 1024,
+        evaluation_batch: int = EVALUATION_BATCH,
         cache_bytes: int = 2**30,
     ) -> None:
         self.federation = federation
@@ -73,16 +77,18 @@ class SequentialEngine:
                 site = self._site(ask.client)
                 reply = work(ask, site)
                 for transform in transforms:
-                    reply = transform.client(reply, ask)
+                    reply = transform.client(reply, ask, site)
+                bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
+                for transform in reversed(transforms):
+                    reply = transform.server(reply, ask)
             except Exception as error:
                 error.add_note(f"This happened in round {ask.round} at client `{ask.client}`.")
                 raise
-            client = site.client
-            bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
-            for transform in reversed(transforms):
-                reply = transform.server(reply, ask)
-            reply, refusals = check_reply(reply, ask, client, self.federation.layout)
-            if not refusals:  # What is refused leaves no trace at the client either.
+            client, limit = site.client, len(site.samples)
+            reply, refusals = check_reply(reply, ask, client, self.federation.layout, limit)
+            if refusals:  # What is refused leaves no trace at the client either.
+                self._pending.pop(client.id, None)
+            else:
                 self._pending[client.id] = dict(site.state)
             if fold is not None:
                 fold.add(reply, ask)
@@ -133,6 +139,9 @@ class SequentialEngine:
             for client, tensors in state.items()
         }
 
+    def close(self) -> None:
+        self._data.clear()
+
 
 class _ClientData:
     def __init__(self, client: Client, device: torch.device) -> None:
@@ -146,6 +155,8 @@ class _ClientData:
             self.held_out = as_samples(client.held_out, owner).to(device)
         self.counts: dict[str, int] = {}
         self.nbytes = self.samples.nbytes + (self.held_out.nbytes if self.held_out else 0)
+        self.size_known = self.nbytes > 0
+        self.nbytes += RECORD_BYTES
 
 
 class DataCache:
@@ -177,4 +188,8 @@ class DataCache:
 
     def _count(self, data: _ClientData, sign: int) -> None:
         self._bytes += sign * data.nbytes
-        self._unknown += sign * (data.nbytes == 0)
+        self._unknown += sign * (not data.size_known)
+
+    def clear(self) -> None:
+        self._items.clear()
+        self._bytes = self._unknown = 0
