@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fmol import FSMGDA, Client, Federation, LazyPopulation, Objective, fit
+from fmol import FSMGDA, MGD, Client, Federation, LazyPopulation, Objective, fit
 from fmol.aggregate import MeanFold
 from fmol.engines import SequentialEngine
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply
@@ -162,3 +162,35 @@ def test_reports_are_plain_records() -> None:
     report = fit(problem, FSMGDA(local_steps=1), rounds=1, participation=Number(2)).reports[0]
     assert isinstance(report, RoundReport)
     assert len(report.clients) in range(4, 7)
+
+
+def test_a_population_is_only_counted_and_indexed_never_walked_through() -> None:
+    """Indexing beyond the end does not raise here, so that a plain loop would never end."""
+
+    class Endless:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, i: int) -> str:
+            return f"client-{i:07d}"
+
+    def make(id: str) -> Client:
+        return Client(id, data=lambda: data(4, seed=int(id.split("-")[1])), objectives=NAMES)
+
+    objectives = [Objective(name, squared_error(s)) for s, name in enumerate(NAMES)]
+    clients = LazyPopulation(Endless(), make)  # type: ignore[arg-type]
+    problem = Federation(Net().double(), objectives, clients)
+    assert problem.assignment().shape == (3, 5)
+    for algorithm in (MGD(0.1), FSMGDA(local_steps=1)):
+        result = fit(problem, algorithm, rounds=1, evaluate=2)
+        assert len(result.reports[0].cohort) == 5
+
+
+def test_many_small_clients_do_not_add_up_in_the_cache() -> None:
+    """Each has a few bytes of data; what the cache keeps for each beside them counts as well."""
+    problem, _, _ = population(5000)
+    engine = SequentialEngine(problem, cache_bytes=100 * (RECORD_BYTES + 8 * 8 * 8))
+    ids = problem.population.ids()
+    for i in range(500):
+        engine._data.get(ids[i])
+    assert len(engine._data._items) == 100

@@ -96,10 +96,31 @@ def test_a_protected_objective_is_not_hurt_and_does_not_pull(
         found = find_direction(
             deltas, names, rule=MinNorm(), normalize=normalize, losses=losses, protected=protected
         )
+        spent = float((found.scale * found.weights * deltas.norm(dim=1))[~protected].sum())
+        if normalize != "none":
+            assert spent == pytest.approx(float(deltas[~protected].norm(dim=1).mean()), rel=1e-9)
+        else:
+            assert float((found.scale * found.weights)[~protected].sum()) == pytest.approx(1)
         if found.stationary:
             continue
-        cosines = (deltas @ found.vector) / (deltas.norm(dim=1) * found.vector.norm())
+        lengths = deltas.norm(dim=1)
+        cosines = (deltas @ found.vector) / (lengths * found.vector.norm())
         assert float(cosines.min()) > -1e-7
+        free = find_direction(deltas, names, rule=MinNorm(), normalize=normalize, losses=losses)
+        if normalize == "none":  # Being let off, the protected ones can only leave more room.
+            assert found.norm_squared >= free.norm_squared * (1 - 1e-9)
+            if float(lengths.max() / lengths.min()) < 1e3:
+                falls = deltas @ found.vector
+                assert float(falls[~protected].min()) >= found.norm_squared * (1 - 1e-7)
+
+
+def test_the_certificate_asks_of_a_protected_objective_only_that_it_is_not_hurt() -> None:
+    deltas = torch.eye(2, dtype=torch.float64)
+    guarded = torch.tensor([False, True])
+    found = find_direction(deltas, "ab", rule=MinNorm(), protected=guarded)
+    assert found.gap == pytest.approx(0, abs=1e-12)
+    assert found.min_cosine == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(found.vector, deltas[0])
 
 
 def test_outside_the_shared_parameters_the_direction_is_the_plain_sum() -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fmol import FMGDA, Client, Federation, Objective, fit
+from fmol import FMGDA, Client, FedAvg, Federation, Objective, fit
 from fmol.alarms import find_alarms
 from fmol.federation import ClientList
 from fmol.rounds import RoundReport
+from fmol.rules import Fixed
 
 
 def report(
@@ -171,3 +172,67 @@ def test_clients_that_cancel_are_found_in_a_real_run() -> None:
     alarm = result.reports[-1].alarms[0]
     assert (alarm.kind, alarm.objective, alarm.cause) == ("stall", "a", "cancelled")
     assert result.reports[-1].spread["a"] > 1000
+
+
+def test_a_starving_objective_is_found_in_a_real_run() -> None:
+    """All the weight on `a`, whose way leads away from what is good for `b`."""
+    zeros = torch.zeros(2, 1, dtype=torch.float64)
+    targets = torch.zeros(2, 2, dtype=torch.float64)
+
+    def away(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * (outputs[:, 0] - 3) ** 2
+
+    objectives = [bowl(0), Objective("b", away)]
+    problem = Federation(Point([3.0, 0.0]), objectives, [Client("c", (zeros, targets), ("a", "b"))])
+    rule = Fixed({"a": 1.0, "b": 0.0})
+    result = fit(problem, FMGDA(local_steps=1, server_lr=0.05, rule=rule), rounds=25)
+    assert result.reports[18].alarms == ()
+    (alarm,) = result.reports[-1].alarms
+    assert (alarm.kind, alarm.objective, alarm.since) == ("starvation", "b", 0)
+
+
+def test_a_protected_objective_does_not_stall_anybody() -> None:
+    reports = [
+        report(
+            t, {"a": 0.99, "b": 0.01}, {"a": 0.01, "b": 1.0}, {"a": 0.001, "b": 0.2},
+            protected=("a",),
+        )
+        for t in range(12)
+    ]  # fmt: skip
+    assert find_alarms(reports, CLIENTS, PLAIN) == ()
+
+
+def test_a_fixed_weighting_raises_no_alarm() -> None:
+    assert find_alarms(starving(20, 0.01), CLIENTS, FedAvg(local_steps=1)) == ()
+
+
+def test_the_advice_is_not_what_is_set_already() -> None:
+    for normalize in ("loss", "l2"):
+        algorithm = FMGDA(local_steps=1, normalize=normalize)
+        reports = [
+            report(t, {"a": 0.9999, "b": 1e-4}, {"a": 0.01, "b": 1.0}, {"a": 0.001, "b": 0.2})
+            for t in range(10)
+        ]
+        (alarm,) = find_alarms(reports, CLIENTS, algorithm)
+        assert f'normalize="{normalize}"' not in alarm.message
+        assert "target" in alarm.message
+    (alarm,) = find_alarms(starving(20, 0.01), CLIENTS, FMGDA(local_steps=1, normalize="loss"))
+    assert "normalize" not in alarm.message
+
+
+def test_a_short_update_with_its_fair_share_of_the_step_is_no_stall_when_normalised() -> None:
+    """Two unit vectors share the step evenly: the shorter one then has nearly all the weight."""
+    reports = [
+        report(t, {"a": 0.99, "b": 0.01}, {"a": 0.01, "b": 1.0}, {"a": 0.001, "b": 0.2})
+        for t in range(12)
+    ]
+    assert find_alarms(reports, CLIENTS, FMGDA(local_steps=1, normalize="l2")) == ()
+
+
+@pytest.mark.parametrize("every", [1, 5, 9, 10, 20])
+def test_a_stall_is_found_however_seldom_losses_are_measured(every: int) -> None:
+    data = (torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64))
+    problem = Federation(Point([1e-3, 5.0]), [bowl(0), bowl(1)], [Client("c", data, ("a", "b"))])
+    algorithm = FMGDA(local_steps=1, server_lr=0.01)
+    result = fit(problem, algorithm, rounds=45, evaluate_every=every)
+    assert [alarm.kind for alarm in result.reports[-1].alarms] == ["stall"]

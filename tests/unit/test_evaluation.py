@@ -371,3 +371,36 @@ def test_a_mean_in_half_precision_does_not_overflow() -> None:
 def test_a_masked_mean_in_half_precision_does_not_overflow() -> None:
     values = torch.full((4096,), 20.0, dtype=torch.float16)
     assert float(batch_mean((values, torch.ones(4096)), 4096, "it")[0]) == 20.0
+
+
+def test_a_last_batch_of_one_does_not_turn_a_squeezed_loss_into_that_samples() -> None:
+    """1025 samples are a batch of 1024 and one of 1, from which a squeeze takes the dimension."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(1025, 3).double(), torch.randn(1025, 1).double()
+    net = nn.Linear(3, 1).double()
+
+    def squeezed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.squeeze() - targets.squeeze()) ** 2
+
+    def masked(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return squeezed(outputs, targets), targets.squeeze() > -10
+
+    samples = as_samples((inputs, targets), "the data")
+    model = FlatModel(net, torch.device("cpu"))
+    objectives = [Objective("a", squeezed), Objective("b", masked)]
+    scores = evaluate(model, samples, objectives, batch_size=1024, metrics=False)
+    mean = ((net(inputs) - targets) ** 2).mean().item()
+    assert scores["a"]["loss"].value == pytest.approx(mean, rel=1e-12)
+    assert scores["b"]["loss"].value == pytest.approx(mean, rel=1e-12)
+    assert scores["a"]["loss"].samples == scores["b"]["loss"].samples == 1025
+
+
+def test_a_loss_that_changes_its_kind_between_batches_is_named() -> None:
+    def fickle(outputs: Tensor, targets: Tensor) -> Tensor:
+        values = (outputs[:, 0] - targets[:, 0]) ** 2
+        return values if len(values) == 4 else values.mean()
+
+    samples = as_samples((torch.randn(6, 3), torch.randn(6, 1)), "the data")
+    model = FlatModel(nn.Linear(3, 1), torch.device("cpu"))
+    with pytest.raises(ValueError, match="objective `a` returned a scalar for 2 samples"):
+        evaluate(model, samples, [Objective("a", fickle)], batch_size=4, metrics=False)

@@ -174,3 +174,23 @@ def test_an_objective_whose_batches_all_lack_labels_is_missing_in_that_round() -
     assert any(missing)
     assert not all(missing)
     assert all(report.direction_norm_squared > 0 for report in result.reports)
+
+
+def test_a_mean_is_over_all_steps_those_without_a_label_included() -> None:
+    problem = labelled(0.1)
+    one = Federation(problem.model, problem.objectives, [problem.population.get("c0")])
+    total = fit(one, FSMGDA(local_epochs=1, batch_size=1, local_lr=0.3), rounds=1)
+    mean = fit(one, FSMGDA(local_epochs=1, batch_size=1, local_lr=0.3, accumulate="mean"), rounds=1)
+    for name in "abc":
+        tenth = total.reports[0].delta_norms[name] / 10
+        assert mean.reports[0].delta_norms[name] == pytest.approx(tenth, rel=1e-12)
+
+
+def test_a_reused_update_is_normalised_by_the_loss_of_its_own_round() -> None:
+    algorithm = FMGDA(local_steps=2, on_missing_objective="reuse", normalize="loss")
+    result = fit(
+        federation(HOLDINGS), algorithm, rounds=3, participation=Scripted([ALL, ALL, WITHOUT_A])
+    )
+    last = result.state.memory["last_losses"]
+    assert float(last[0]) == result.reports[1].losses["a"]
+    assert float(last[1]) == pytest.approx(result.reports[2].losses["b"])

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fmol import FMGDA, FSMGDA, Client, FedAvg, Federation, Objective, RefusedError, fit
+from fmol import FMGDA, FSMGDA, Alone, Client, FedAvg, Federation, Objective, RefusedError, fit
 from fmol.engines.seam import Ask, Reply, Site
+from fmol.errors import LossError
 from fmol.rounds import Algorithm
 from support import Net, data, federation, flat, squared_error
 
@@ -157,3 +158,122 @@ def test_a_refused_client_still_counts_nothing_towards_the_losses() -> None:
     )
     assert bool(torch.isfinite(result.losses).all())
     assert {r.client for r in result.reports[0].refused} == {"z"}
+
+
+def nan_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A finite loss with a gradient of NaN, as a square root at zero has."""
+    return squared_error(0)(outputs, targets) + torch.sqrt((outputs[:, 0] - outputs[:, 0]).abs())
+
+
+def test_a_client_alone_whose_model_would_break_keeps_the_one_it_had() -> None:
+    clients = [Client("good", data(6), ("a",)), Client("bad", data(6), ("b",))]
+    objectives = [Objective("a", squared_error(0)), Objective("b", nan_gradient)]
+    problem = Federation(Net().double(), objectives, clients)
+    result = fit(problem, Alone(local_steps=2), rounds=3)
+    assert bool(torch.isfinite(result.losses).all())
+    assert {refusal.client for refusal in result.reports[0].refused} == {"bad"}
+    assert bool(torch.isfinite(flat(result.client_model("good"))).all())
+    with pytest.raises(ValueError, match="no model of its own"):
+        result.client_model("bad")
+
+
+def test_what_else_a_reply_carries_must_be_finite_too() -> None:
+    class Extra:
+        def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
+            return replace(reply, extra={"c": torch.tensor([float("nan")])})
+
+        def server(self, reply: Reply, ask: Ask) -> Reply:
+            return reply
+
+    result = fit(federation(), FMGDA(local_steps=1, transforms=(Extra(),)), rounds=1)
+    assert {refusal.objective for refusal in result.reports[0].refused} == {"c"}
+    assert not result.reports[0].held
+
+
+@dataclass(frozen=True)
+class Boast:
+    """Claims a thousand samples."""
+
+    def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
+        return replace(reply, samples=dict.fromkeys(reply.samples, 1000))
+
+    def server(self, reply: Reply, ask: Ask) -> Reply:
+        return reply
+
+
+def test_a_count_beyond_what_the_server_itself_knows_is_refused_without_any_bound_set() -> None:
+    algorithm = FMGDA(local_steps=1, weighting="samples", transforms=(Boast(),))
+    with pytest.raises(RefusedError, match="claims 1000 samples and the server knows of 12"):
+        fit(federation(), algorithm, rounds=1)
+
+
+def test_a_refused_client_is_not_asked_for_its_losses_again() -> None:
+    problem = federation()
+    bad = (data(6)[0] * float("inf"), data(6)[1])
+    clients = [problem.population.get("c0"), Client("z", bad, ("a", "b", "c"))]
+    result = fit(
+        Federation(problem.model, problem.objectives, clients), FMGDA(local_steps=1), rounds=1
+    )
+    assert sorted(r.objective for r in result.reports[0].refused) == ["a", "b", "c"]
+
+
+def test_refusals_of_the_last_evaluation_are_not_lost() -> None:
+    """The loss of one client overflows at x_1 only: the last row is over the other, and says so."""
+
+    def fragile(outputs: Tensor, targets: Tensor) -> Tensor:
+        values = squared_error(0)(outputs, targets)
+        return values * (float("inf") if float(values.detach().mean()) != initial else 1.0)
+
+    problem = federation([("a",), ("b",)], names=("a", "b"))
+    inputs, targets = problem.population.get("c0").data
+    initial = float(squared_error(0)(problem.model(inputs), targets).mean().detach())
+    objectives = [Objective("a", fragile), problem.objectives[1]]
+    clients = [problem.population.get(c) for c in ("c0", "c1")]
+    result = fit(Federation(problem.model, objectives, clients), FMGDA(local_steps=1), rounds=1)
+    assert [(r.client, r.objective) for r in result.final.refused] == [("c0", "a")]
+    assert "1 refused" in repr(result)
+
+
+def test_a_server_half_that_fails_says_for_whom() -> None:
+    class Broken:
+        def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
+            return reply
+
+        def server(self, reply: Reply, ask: Ask) -> Reply:
+            raise RuntimeError("cannot unpack")
+
+    with pytest.raises(RuntimeError, match="unpack") as caught:
+        fit(federation(), FMGDA(local_steps=1, transforms=(Broken(),)), rounds=1)
+    assert any("client `c0`" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("normalize", ["loss", "loss+"])
+def test_a_negative_loss_ends_the_run_with_what_was_reached(normalize: str) -> None:
+    """The loss falls below zero after some rounds; the rounds before it are not lost."""
+    base = federation([("a", "b", "c")] * 2)
+    level = float(fit(base, FMGDA(local_steps=3), rounds=6).losses[-1, 0])
+    objectives = [
+        Objective("a", lambda out, y: squared_error(0)(out, y) - level),
+        *base.objectives[1:],
+    ]
+    clients = [base.population.get(c) for c in base.population.ids()]
+    algorithm = FMGDA(local_steps=3, server_lr=0.3, normalize=normalize)  # type: ignore[arg-type]
+    with pytest.raises(
+        LossError, match=r"round \d+: objective `a` has a training loss of -"
+    ) as caught:
+        fit(Federation(base.model, objectives, clients), algorithm, rounds=200)
+    assert caught.value.result is not None
+    assert len(caught.value.result.reports) > 0
+
+
+def test_losses_that_did_not_arrive_are_not_silently_done_without() -> None:
+    class Mute:
+        def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
+            return replace(reply, losses={})
+
+        def server(self, reply: Reply, ask: Ask) -> Reply:
+            return reply
+
+    algorithm = FMGDA(local_steps=1, normalize="loss", transforms=(Mute(),))
+    with pytest.raises(LossError, match="objective `a` has a training loss of nan"):
+        fit(federation(), algorithm, rounds=1)

@@ -255,3 +255,51 @@ def test_client_state_survives_a_round_trip_through_a_checkpoint() -> None:
 def test_the_gramian_of_kept_deltas_is_that_of_the_vectors() -> None:
     rows = torch.randn(3, 50, dtype=torch.float64)
     torch.testing.assert_close(gramian(rows), rows @ rows.T)
+
+
+def test_a_refusal_in_a_later_phase_takes_back_what_the_client_kept_in_an_earlier_one() -> None:
+    problem = federation([("a",)], names=("a",))
+    engine = SequentialEngine(problem, seed=0)
+    x = flat(problem.model)
+
+    def work(ask: Ask, site: Site) -> Reply:
+        site.state["kept"] = torch.ones(1)
+        value = 0.0 if ask.phase == 0 else float("nan")
+        return Reply(client="c0", losses={"a": value})
+
+    for phase in (0, 1):
+        engine.map([Ask(client="c0", round=0, phase=phase, x=x)], work=work)
+    engine.commit()
+    assert engine.client_state() == {}
+    engine.map([Ask(client="c0", round=1, phase=0, x=x)], work=work)
+    engine.commit()
+    assert set(engine.client_state()) == {"c0"}
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """Sends the large entries only and keeps the rest at the client for the next round."""
+
+    def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
+        sent = {}
+        for slot, delta in reply.deltas.items():
+            whole = delta + site.state.get(f"rest.{slot}", torch.zeros_like(delta))
+            keep = whole.abs() >= whole.abs().median()
+            sent[slot] = torch.where(keep, whole, 0)
+            site.state[f"rest.{slot}"] = whole - sent[slot]
+        return replace(reply, deltas=sent)
+
+    def server(self, reply: Reply, ask: Ask) -> Reply:
+        return reply
+
+
+def test_a_transform_can_keep_something_at_the_client() -> None:
+    problem = federation([("a",)], names=("a",))
+    algorithm = FMGDA(local_steps=1, transforms=(ErrorFeedback(),))
+    result = fit(problem, algorithm, rounds=3)
+    assert float(result.client_state["c0"]["rest.a"].abs().max()) > 0
+    plain = fit(problem, FMGDA(local_steps=1), rounds=1)
+    first = fit(problem, algorithm, rounds=1)
+    rest = first.client_state["c0"]["rest.a"]
+    moved = flat(plain.model) - flat(first.model)
+    torch.testing.assert_close(moved, -0.1 * rest, rtol=1e-9, atol=1e-14)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -385,3 +386,136 @@ def test_bad_options_get_one_clear_sentence(make: Callable[[], object], words: s
 def test_all_wrong_options_are_said_at_once() -> None:
     with pytest.raises(ValueError, match=r"`normalize`.*`weight_decay`.*`batch_size`.*exactly one"):
         FSMGDA(batch_size=-1, normalize="x", weight_decay=-1)  # type: ignore[arg-type]
+
+
+def test_a_round_that_held_has_no_direction_but_says_what_arrived() -> None:
+    problem = federation([("a",), ("b",), ("c",)])
+    result = fit(
+        problem,
+        FMGDA(local_steps=1, on_missing_objective="hold"),
+        rounds=4,
+        participation=Number(1),
+        true_gradients_every=1,
+        optimum=dict.fromkeys("abc", 0.0),
+    )
+    for report in result.reports:
+        (present,) = {"a", "b", "c"} - set(report.missing)
+        assert report.held
+        assert report.delta_norms[present] > 0
+        assert math.isnan(report.true_direction_norm_squared)
+        assert math.isnan(report.optimality_gap)
+        assert report.stationarity > 0
+
+
+def test_with_one_exact_step_the_true_direction_is_the_one_taken() -> None:
+    problem = federation([("a", "b"), ("c",), ("b", "c")], sizes=[5, 9, 7])
+    result = fit(problem, MGD(0.1), rounds=3, true_gradients_every=1)
+    for report in result.reports:
+        taken = report.direction_norm_squared
+        assert report.true_direction_norm_squared == pytest.approx(taken, rel=1e-9)
+        assert report.stationarity == pytest.approx(taken, rel=1e-9)
+
+
+def test_true_gradients_are_those_of_the_reported_losses_whatever_the_dropout() -> None:
+    net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    still = FSMGDA(local_steps=1, local_lr=0.0, server_lr=0.0)
+    result = fit(federation(model=net), still, rounds=3, true_gradients_every=1)
+    assert len({report.stationarity for report in result.reports}) == 1
+    with pytest.raises(ValueError, match="Alone has no model of all"):
+        fit(federation(), Alone(local_steps=1), rounds=1, true_gradients_every=1)
+
+
+def test_targets_reached_in_a_round_that_was_not_measured_still_give_final_losses() -> None:
+    goal = float(fit(federation(), FMGDA(local_steps=3), rounds=3).losses[-1].max())
+    near = fit(
+        federation(targets=dict.fromkeys("abc", goal)),
+        FMGDA(local_steps=3),
+        rounds=50,
+        evaluate_every=40,
+    )
+    assert 0 < len(near.reports) < 40
+    assert "target" in near.stopped
+    assert bool((near.losses[-1] <= goal).all())
+
+
+def test_centralised_methods_leave_nobody_out_whatever_the_cohort() -> None:
+    problem = federation(sizes=[5, 9, 12, 7])
+    sampled = fit(problem, SMGD(4, 0.1), rounds=3, participation=Number(1))
+    everyone = fit(problem, SMGD(4, 0.1), rounds=3)
+    assert torch.equal(flat(sampled.model), flat(everyone.model))
+    assert len(sampled.reports[0].cohort) == 4
+
+
+def test_an_evaluated_subset_has_a_holder_of_every_objective() -> None:
+    problem = federation([("a", "b")] * 9 + [("c",)])
+    for seed in range(5):
+        result = fit(problem, FSMGDA(local_steps=1), rounds=1, evaluate=1, seed=seed)
+        assert bool(torch.isfinite(result.losses).all())
+
+
+@pytest.mark.parametrize("normalize", ["l2", "loss", "loss+"])
+def test_an_objective_solved_exactly_does_not_freeze_the_others(normalize: str) -> None:
+    """A hinge that is zero has an update of exactly zero; the others still descend."""
+
+    def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - 100).clamp(min=0)
+
+    base = federation([("a", "b", "c")] * 2)
+    objectives = [Objective("a", hinge), *base.objectives[1:]]
+    clients = [base.population.get(c) for c in base.population.ids()]
+    problem = Federation(base.model, objectives, clients)
+    frozen = fit(problem, FMGDA(local_steps=2), rounds=5)
+    assert torch.equal(frozen.losses[0], frozen.losses[-1])
+    freed = fit(problem, FMGDA(local_steps=2, **wrong(normalize=normalize)), rounds=5)
+    assert bool((freed.losses[-1, 1:] < freed.losses[0, 1:]).all())
+    assert freed.weights[:, 0].tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rounds": "3"}, "`rounds`"),
+        ({"rounds": 2.5}, "`rounds`"),
+        ({"rounds": 1, "evaluate_every": 1.5}, "`evaluate_every`"),
+        ({"rounds": 1, "engine": 3}, "`engine`"),
+        ({"rounds": 1, "callbacks": print}, "`callbacks`"),
+        ({"rounds": 1, "stop_at": math.nan}, "`stop_at`"),
+        ({"rounds": 1, "stop_at": {"a": "x"}}, "`stop_at` for objective `a`"),
+        ({"rounds": 1, "start": "x"}, "`start` is a str"),
+        ({"rounds": 1, "start": torch.full((57,), math.nan)}, "not finite"),
+    ],
+)
+def test_bad_arguments_of_fit_get_one_clear_sentence(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        fit(federation(), MGD(0.1), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"local_steps": True},
+        {"local_lr": "0.1", "local_steps": 1},
+        {"local_steps": 1, "clip_norm": math.inf},
+    ],
+)
+def test_options_of_a_wrong_kind_are_refused(options: dict[str, Any]) -> None:
+    (name,) = {"local_lr", "clip_norm"} & set(options) or {"local_steps"}
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        FSMGDA(**options)
+
+
+def test_numbers_from_numpy_are_numbers() -> None:
+    algorithm = FSMGDA(local_steps=np.int64(2), batch_size=np.int32(4), local_lr=np.float32(0.1))  # type: ignore[arg-type]
+    result = fit(federation(), algorithm, rounds=np.int64(2), evaluate=np.int64(2))  # type: ignore[arg-type]
+    assert len(result.reports) == 2
+
+
+def test_tensors_made_in_inference_mode_can_be_trained_on() -> None:
+    with torch.inference_mode():
+        inputs, targets = data(8)
+    problem = federation([("a",)], names=("a",))
+    one = Federation(problem.model, problem.objectives, [Client("c", (inputs, targets), ("a",))])
+    copied = Client("c", (inputs.clone(), targets.clone()), ("a",))
+    same = Federation(problem.model, problem.objectives, [copied])
+    ours, other = (fit(p, FSMGDA(local_steps=2, batch_size=4), rounds=2) for p in (one, same))
+    assert torch.equal(flat(ours.model), flat(other.model))

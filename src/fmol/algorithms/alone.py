@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,21 @@ from fmol.rounds import NAN, Plan, RoundReport, State, nothing_sent
 from fmol.schedules import Schedule, at
 
 __all__ = ["Alone"]
+
+
+def work_alone(ask: Ask, site: Site) -> Reply:
+    """Local work from the client's own parameters, which move and stay at the client.
+
+    They stand in the reply as well, for the engine's checks and not for the server: a client whose
+    model would break keeps the one it had, and is named.
+    """
+    own = site.state.get(OWN_MODEL, ask.x)
+    reply = local_work(replace(ask, x=own), site)
+    if MIXTURE not in reply.deltas:
+        return reply
+    moved = own - float(ask.payload["lr"]) * reply.deltas[MIXTURE]
+    site.state[OWN_MODEL] = moved
+    return replace(reply, deltas={MIXTURE: moved})
 
 
 @dataclass(frozen=True)
@@ -42,13 +58,8 @@ class Alone(LocalOptions):
     weighting: Weighting = "uniform"
     """Whether clients count alike or by their number of labelled samples in the reported losses."""
 
-    @property
-    def work(self) -> Work:
-        return work_alone
-
-    @property
-    def shares_model(self) -> bool:
-        return False
+    shares_model: ClassVar[bool] = False
+    work: ClassVar[Work] = staticmethod(work_alone)
 
     def init(self, federation: Federation, x: Tensor) -> State:
         objective_weights(self.weights, federation)
@@ -83,18 +94,3 @@ class Alone(LocalOptions):
             notes=receipt.notes,
         )
         return state, nothing_sent(report)
-
-
-def work_alone(ask: Ask, site: Site) -> Reply:
-    """Local work from the client's own parameters, which move and stay at the client.
-
-    They stand in the reply as well, for the engine's checks and not for the server: a client whose
-    model would break keeps the one it had, and is named.
-    """
-    own = site.state.get(OWN_MODEL, ask.x)
-    reply = local_work(replace(ask, x=own), site)
-    if MIXTURE not in reply.deltas:
-        return reply
-    moved = own - float(ask.payload["lr"]) * reply.deltas[MIXTURE]
-    site.state[OWN_MODEL] = moved
-    return replace(reply, deltas={MIXTURE: moved})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -31,13 +32,8 @@ class SMGD(ServerOptions):
     server_lr: Schedule = 0.1
     """The step size, a number or a callable of the round."""
 
-    @property
-    def work(self) -> Work:
-        return local_work
-
-    @property
-    def shares_model(self) -> bool:
-        return True
+    shares_model: ClassVar[bool] = True
+    work: ClassVar[Work] = staticmethod(local_work)
 
     def init(self, federation: Federation, x: Tensor) -> State:
         return initial_state(self, federation, x)

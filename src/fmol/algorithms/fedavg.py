@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,13 +49,8 @@ class FedAvg(LocalOptions):
     transforms: tuple[Transform, ...] = ()
     """What is done to each reply on its way to the server."""
 
-    @property
-    def work(self) -> Work:
-        return local_work
-
-    @property
-    def shares_model(self) -> bool:
-        return True
+    shares_model: ClassVar[bool] = True
+    work: ClassVar[Work] = staticmethod(local_work)
 
     def init(self, federation: Federation, x: Tensor) -> State:
         objective_weights(self.weights, federation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,13 +44,8 @@ class FSMGDA(LocalOptions, ServerOptions):
     server_lr: Schedule = 0.1
     """η_t, a number or a callable of the round."""
 
-    @property
-    def work(self) -> Work:
-        return local_work
-
-    @property
-    def shares_model(self) -> bool:
-        return True
+    shares_model: ClassVar[bool] = True
+    work: ClassVar[Work] = staticmethod(local_work)
 
     def init(self, federation: Federation, x: Tensor) -> State:
         return initial_state(self, federation, x)
