@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from fmol.engines.seam import OWN_MODEL, ClientState
 from fmol.federation import Federation
 from fmol.measurement import Evaluation
 from fmol.metrics import Row, rows
-from fmol.rounds import Algorithm, RoundReport, State
+from fmol.rounds import Algorithm, Checkpoint, RoundReport, State
 
 __all__ = ["Result", "Snapshot"]
 
@@ -27,6 +27,8 @@ class Snapshot:
 
     federation: Federation
     state: State
+    checkpoint: Callable[[], Checkpoint] = field(repr=False)
+    """Gives what `fit(resume=…)` goes on from; to be called within the callback."""
 
     def model(self) -> nn.Module:
         """A copy of the federation's model with the current parameters."""
@@ -64,6 +66,10 @@ class Result:
     def weights(self) -> Tensor:
         """`[rounds, S]` float64: λ of each round."""
         return _matrix([report.weights for report in self.reports], self.federation.names)
+
+    def checkpoint(self) -> Checkpoint:
+        """What `fit(resume=…)` goes on from, with more rounds."""
+        return Checkpoint(self.state, self.reports, self.client_state, self.seed)
 
     def client_model(self, client: str) -> nn.Module:
         """The client's own module, after training with `Alone`."""

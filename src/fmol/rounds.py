@@ -11,10 +11,19 @@ from torch import Tensor
 
 from fmol.aggregate import Weighting
 from fmol.alarms import Alarm
-from fmol.engines.seam import Ask, ClientRecord, Engine, Lane, LocalConfig, Refusal, Work
+from fmol.engines.seam import (
+    Ask,
+    ClientRecord,
+    ClientState,
+    Engine,
+    Lane,
+    LocalConfig,
+    Refusal,
+    Work,
+)
 from fmol.federation import Client, Federation
 
-__all__ = ["Algorithm", "Plan", "RoundReport", "State", "nothing_sent"]
+__all__ = ["Algorithm", "Checkpoint", "Plan", "RoundReport", "State", "nothing_sent"]
 
 NAN = float("nan")
 
@@ -112,6 +121,16 @@ class RoundReport:
     alarms: tuple[Alarm, ...] = ()
     clients: tuple[ClientRecord, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on as if it had never stopped: tensors, numbers and reports."""
+
+    state: State
+    reports: tuple[RoundReport, ...]
+    client_state: ClientState
+    seed: int
 
 
 def nothing_sent(report: RoundReport) -> RoundReport:

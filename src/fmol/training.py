@@ -20,7 +20,7 @@ from fmol.federation import Federation
 from fmol.measurement import Evaluation, Measurement, unmeasured
 from fmol.participation import Everyone, Participation
 from fmol.result import Result, Snapshot
-from fmol.rounds import NAN, Algorithm, Plan, RoundReport
+from fmol.rounds import NAN, Algorithm, Checkpoint, Plan, RoundReport, State
 
 __all__ = ["Callback", "fit"]
 
@@ -43,6 +43,7 @@ def fit(
     evaluate_every: int = 1,
     stop_at: float | Mapping[str, float] | None = None,
     start: nn.Module | Mapping[str, Tensor] | Tensor | None = None,
+    resume: Checkpoint | None = None,
     callbacks: Sequence[Callback] = (),
     true_gradients_every: int | None = None,
     optimum: Mapping[str, float] | None = None,
@@ -52,7 +53,8 @@ def fit(
     `participation` says who takes part in a round (everyone). `evaluate` says over whom training
     losses are: `"all"` clients (the default up to 1000), the `"cohort"` (the default above), or a
     fixed random subset of that many; every `evaluate_every` rounds. `stop_at` ends training at the
-    first `x_t` whose losses are all at or below it. `start` begins from other parameters.
+    first `x_t` whose losses are all at or below it. `start` begins from other parameters, and
+    `resume` goes on from a checkpoint of the same run to the same end as without the break.
     `true_gradients_every` measures `‖d̄_t‖²` and `‖d*_t‖²` with true gradients, and `optimum`, the
     losses at a known `x*`, the gap `Δ_Q`.
 
@@ -78,6 +80,11 @@ def fit(
     measurement = Measurement(federation, algorithm, machine, seed, evaluate)
     state = algorithm.init(federation, _start(federation, start).to(machine.device))
     reports: list[RoundReport] = []
+    if resume is not None:
+        _check_resume(resume, state, seed, start)
+        state = replace(resume.state, x=resume.state.x.to(machine.device))
+        reports += resume.reports
+        machine.load_client_state(resume.client_state)
     final: Evaluation | None = None
     stopped = f"all {rounds} rounds done"
 
@@ -85,12 +92,15 @@ def fit(
         kept = machine.client_state()
         return Result(federation, algorithm, state, tuple(reports), final, stopped, seed, kept)
 
+    def checkpoint() -> Checkpoint:
+        return Checkpoint(state, tuple(reports), machine.client_state(), seed)
+
     def cohort_of(round: int) -> tuple[str, ...]:
         drawn = participation.cohort(federation.population, federation.names, round, seed)
         return tuple(sorted(set(drawn)))
 
     try:
-        for t in range(rounds):
+        for t in range(len(reports), rounds):
             measured = t % evaluate_every == 0
             plan = Plan(t, cohort_of(t), evaluate=measured, held_out=measured)
             try:
@@ -119,7 +129,7 @@ def fit(
             machine.commit()
             state = after
             reports.append(report)
-            snapshot = Snapshot(federation, state)
+            snapshot = Snapshot(federation, state, checkpoint)
             # Every callback is called, even when an earlier one asks to stop.
             answers = [callback(report, snapshot) for callback in callbacks]
             if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
@@ -164,6 +174,22 @@ def _check_arguments(
     if not isinstance(callbacks, Sequence) or not all(callable(c) for c in callbacks):
         raise ValueError(
             f"`callbacks` must be a list of callables, got {callbacks!r}. Wrap a single one in a list."
+        )
+
+
+def _check_resume(resume: Checkpoint, fresh: State, seed: int, start: object) -> None:
+    """Raises where a checkpoint cannot be one of this run."""
+    if start is not None:
+        raise ValueError("`start` and `resume` were both given. Leave out `start` to go on.")
+    if resume.seed != seed:
+        raise ValueError(
+            f"`resume` is of a run with seed {resume.seed}, and `seed` is {seed}. Give the same seed."
+        )
+    if resume.state.x.shape != fresh.x.shape or set(resume.state.memory) < set(fresh.memory):
+        raise ValueError(
+            f"`resume` is of another model or algorithm: it has {resume.state.x.numel()} parameters "
+            f"and keeps {sorted(resume.state.memory)}, this run {fresh.x.numel()} and "
+            f"{sorted(fresh.memory)}. Resume with the arguments that the run was started with."
         )
 
 

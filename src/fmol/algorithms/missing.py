@@ -91,6 +91,7 @@ def _reuse(
     names = tuple(losses)
     # Clones: the state before this round must stay what it was if the round fails.
     memory = {name: tensor.clone() for name, tensor in state.memory.items()}
+    memory["last_deltas"] = memory["last_deltas"].to(means.deltas.device)
     deltas, values, when = (memory[f"last_{part}"] for part in ("deltas", "losses", "rounds"))
     fresh = [names.index(slot) for slot in means.slots]
     deltas[fresh], when[fresh] = means.deltas, round
