@@ -25,6 +25,9 @@ class Client:
     A dict of inputs is given to the model as keyword arguments, anything else as one argument.
     `max_samples` is what the server believes this client can have at most: a reply that claims
     more is refused.
+
+    >>> Client("site-a", data=(torch.ones(8, 3), torch.ones(8)), objectives=("left", "right"))
+    Client(id='site-a', objectives=('left', 'right'), max_samples=None)
     """
 
     id: str

@@ -25,6 +25,9 @@ class SMGD(ServerOptions):
     The same `f_s` as in the federation: every client's data contribute their own mean, here of
     `batch_size` samples drawn from each. Nobody is left out, whatever the cohort, and nothing is
     sent. The paper compares after `K × T` iterations.
+
+    >>> SMGD(batch_size=32, server_lr=0.1).batch_size
+    32
     """
 
     batch_size: int | None = 64
