@@ -32,24 +32,25 @@ def mean_losses(
     records: Sequence[ClientRecord], names: Sequence[str], weighting: str
 ) -> dict[str, float]:
     """`f_s`: the mean of the clients' losses per objective; NaN where nobody measured it."""
-    return {
-        name: _mean([(r.loss, r.samples) for r in records if r.objective == name], weighting)
-        for name in names
-    }
+    values: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+    for record in records:
+        values[record.objective].append((record.loss, record.samples))
+    return {name: _mean(values[name], weighting) for name in names}
 
 
 def mean_held_out(
     records: Sequence[ClientRecord], names: Sequence[str]
 ) -> dict[str, dict[str, float]]:
     """Mean over clients of each metric on their own held-out data, by objective."""
-    means: dict[str, dict[str, float]] = {}
-    for name in names:
-        mine = [r.held_out for r in records if r.objective == name]
-        metrics = sorted({metric for held in mine for metric in held})
-        values = {m: _mean([(h[m], 1) for h in mine if m in h], "uniform") for m in metrics}
-        if values:
-            means[name] = values
-    return means
+    values: dict[str, dict[str, list[tuple[float, int]]]] = {name: {} for name in names}
+    for record in records:
+        for metric, value in record.held_out.items():
+            values[record.objective].setdefault(metric, []).append((value, 1))
+    return {
+        name: {metric: _mean(each, "uniform") for metric, each in metrics.items()}
+        for name, metrics in values.items()
+        if metrics
+    }
 
 
 def _mean(values: Iterable[tuple[float, int]], weighting: str) -> float:
