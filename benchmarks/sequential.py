@@ -28,24 +28,8 @@ from torch.nn import functional
 
 from fmol import FSMGDA, Client, Federation, Objective, min_norm
 from fmol.engines import SequentialEngine
+from fmol.problems.digits import LeNet
 from fmol.rounds import Plan
-
-
-class LeNet(nn.Module):
-    """Two convolutions and two heads, as is usual for MultiMNIST."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Sequential(
-            nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
-            nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
-            nn.Flatten(), nn.Linear(720, 50), nn.ReLU(),
-        )  # fmt: skip
-        self.left, self.right = nn.Linear(50, 10), nn.Linear(50, 10)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.trunk(images)
-        return self.left(hidden), self.right(hidden)
 
 
 def digits(clients: int, samples: int) -> Federation:
@@ -53,7 +37,7 @@ def digits(clients: int, samples: int) -> Federation:
         return lambda out, y: functional.cross_entropy(out[task], y[:, task], reduction="none")
 
     return Federation(
-        model=LeNet(),
+        model=LeNet(side=36),
         objectives=[Objective("left", loss(0)), Objective("right", loss(1))],
         clients=[
             Client(

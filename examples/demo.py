@@ -15,16 +15,13 @@ import argparse
 import time
 from statistics import median
 
-import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.nn import functional
 
-from fmol import FSMGDA, FedAvg, Federation, Objective, Result, RoundReport, fit, partition
+from fmol import FSMGDA, FedAvg, Federation, Result, RoundReport, fit
+from fmol.problems.multidigits import MultiDigits
 
 NAMES = ("left", "right")
-CLIENTS, SAMPLES, TARGET = 10, 256, 0.5
+TARGET = 0.5
 COLUMNS = f"{'loss left':>11} {'right':>7} {'accuracy left':>14} {'right':>7}"
 WHY = """
 Why: clients with other left labels pull "left" other ways, and their updates partly cancel
@@ -34,55 +31,6 @@ normalize="loss" weighs each update against its loss and keeps the step as long 
 update (median factor {scale:.1f}). FedAvg follows the longer updates: right first, left later.
 FSMGDA descends and sends each objective by itself: twice the work and the upload of FedAvg.
 """
-
-
-def two_digits(images: Tensor, labels: Tensor, pairs: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`pairs` images `[pairs, 1, 12, 12]` of two digits, with their labels `[pairs, 2]`.
-
-    As in MultiMNIST the second digit is shifted down and to the right, and where the two overlap
-    the brighter pixel is kept.
-    """
-    first, second = np.random.default_rng(seed).integers(len(images), size=(2, pairs))
-    canvas = torch.zeros(pairs, 1, 12, 12)
-    canvas[:, 0, :8, :8] = images[first]
-    canvas[:, 0, 4:, 4:] = torch.maximum(canvas[:, 0, 4:, 4:], images[second])
-    return canvas, torch.stack([labels[first], labels[second]], dim=1)
-
-
-def data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test pairs. The digit images are split first: no test digit was trained on."""
-    digits = load_digits()
-    images = torch.tensor(digits.images / 16, dtype=torch.float32)
-    labels = torch.tensor(digits.target)
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(images)))
-    train, test = order[:1400], order[1400:]
-    pairs = two_digits(images[train], labels[train], CLIENTS * SAMPLES, seed=1)
-    return pairs, two_digits(images[test], labels[test], 1000, seed=2)
-
-
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Sequential(
-            nn.Flatten(), nn.Linear(144, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU()
-        )
-        self.left, self.right = nn.Linear(64, 10), nn.Linear(64, 10)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.trunk(images)
-        return self.left(hidden), self.right(hidden)
-
-
-def objective(name: str) -> Objective:
-    task = NAMES.index(name)
-
-    def loss(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs[task], targets[:, task], reduction="none")
-
-    def accuracy(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
-        return outputs[task].argmax(1) == targets[:, task]
-
-    return Objective(name, loss, metrics={"accuracy": accuracy})
 
 
 def numbers(losses, held_out) -> str:
@@ -114,13 +62,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40, help="rounds of each run (40)")
     rounds = parser.parse_args().rounds
     started = time.perf_counter()
-    torch.manual_seed(0)
     torch.set_num_threads(1)  # The products are tiny: more threads would only slow them down.
-    (x, y), held_out = data()
-    parts = partition.label_shards(y[:, 0], CLIENTS, labels_per_client=2)
-    clients = partition.make_clients(x, y, parts, partition.all_objectives(NAMES, CLIENTS))
-    federation = Federation(TwoHeads(), [objective(n) for n in NAMES], clients, held_out)
-    print(f"{federation}\nleft labels: {str(partition.describe(parts, y[:, 0])).splitlines()[-1]}")
+    federation = MultiDigits(partition="left-shards").build()
+    print(federation)
 
     budget = {"local_steps": 20, "batch_size": 32, "local_lr": 0.2, "server_lr": 0.2}
     algorithms = {
