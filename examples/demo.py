@@ -79,8 +79,7 @@ def main() -> None:
     print(f"\nAfter {rounds} rounds of 20 local steps; rounds until a loss of {TARGET}; MB sent.")
     print(f"{'':24}{COLUMNS} {f'to {TARGET} left':>12} {'right':>7} {'MB':>6}")
     for title, result in zip(algorithms, results, strict=True):
-        below = (result.losses <= TARGET).T
-        left, right = (int(b.nonzero()[0]) if b.any() else "never" for b in below)
+        left, right = ("never" if t is None else t for t in result.rounds_until(TARGET).values())
         sent = sum(report.bytes_up + report.bytes_down for report in result.reports) / 1e6
         line = numbers(result.final.losses, result.final.held_out)
         print(f"{title:24}{line} {left:>12} {right:>7} {sent:6.1f}")

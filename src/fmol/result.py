@@ -67,6 +67,12 @@ class Result:
         """`[rounds, S]` float64: λ of each round."""
         return _matrix([report.weights for report in self.reports], self.federation.names)
 
+    def rounds_until(self, loss: float) -> dict[str, int | None]:
+        """Objective → the first `t` with a training loss at `x_t` of `loss` or less, None without."""
+        below = (self.losses <= loss).T.tolist()
+        first = [each.index(True) if True in each else None for each in below]
+        return dict(zip(self.federation.names, first, strict=True))
+
     def checkpoint(self) -> Checkpoint:
         """What `fit(resume=…)` goes on from, with more rounds."""
         return Checkpoint(self.state, self.reports, self.client_state, self.seed)

@@ -83,6 +83,16 @@ def test_stop_at_returns_the_first_model_that_is_good_enough() -> None:
     assert "stop_at" in stopped.stopped
 
 
+def test_rounds_until_a_loss_are_those_of_the_first_model_that_has_it() -> None:
+    result = fit(federation(), FSMGDA(local_steps=5, batch_size=6), rounds=12)
+    goal = float(result.losses[7, 1])
+    first = result.rounds_until(goal)
+    for s, name in enumerate("abc"):
+        reached = [t for t in range(13) if float(result.losses[t, s]) <= goal]
+        assert first[name] == (reached[0] if reached else None)
+    assert result.rounds_until(0.0) == dict.fromkeys("abc")
+
+
 def test_stop_at_can_name_some_objectives() -> None:
     problem = federation()
     goal = float(fit(problem, FSMGDA(local_steps=5), rounds=5).losses[-1, 1])
