@@ -7,27 +7,15 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "fmol"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_its_own_random_numbers() -> Iterator[None]:
-    """Tiny models: a second thread would only slow them down, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng():
-        yield
-    torch.set_num_threads(threads)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:

@@ -5,24 +5,12 @@ from __future__ import annotations
 import re
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_its_own_random_numbers() -> Iterator[None]:
-    """Tiny models: a second thread would only slow them down, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng():
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

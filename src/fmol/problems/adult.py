@@ -20,9 +20,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from fmol.federation import Federation
 from fmol.objectives import Objective, whole_set
 from fmol.partition import Indices, all_objectives, by_group, dirichlet, iid, make_clients
+from fmol.problems.options import check_options
 from fmol.problems.tables import (
     Columns,
-    check_options,
     fetch_openml,
     find_files,
     fit_encoding,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from torch.nn import functional
 from fmol.federation import Federation
 from fmol.objectives import Objective
 from fmol.partition import Indices, all_objectives, blocks, dirichlet, iid, make_clients
+from fmol.problems.options import check_options
 from fmol.rng import stream, torch_stream
 
 __all__ = [
@@ -74,9 +74,13 @@ class DigitOptions:
     """Decides pairs, partition and initial model (and the split, where there is none by custom)."""
 
     def __post_init__(self) -> None:
-        problems = _problems(self)
-        if problems:
-            raise ValueError(f"{type(self).__name__}: " + " ".join(problems))
+        counts = ("clients", "samples", "labels_per_client", "test_samples", "width")
+        check_options(
+            self,
+            least={**dict.fromkeys(counts, 1), "alpha": 1e-3},
+            below={"labels_per_client": LABELS + 1},
+            more=lambda: _joint_problems(self),
+        )
 
 
 @dataclass(frozen=True)
@@ -242,31 +246,12 @@ def _network(options: DigitOptions, side: int) -> nn.Module:
     return network
 
 
-def _problems(options: DigitOptions) -> list[str]:
-    problems = []
-    at_least_one = ["clients", "samples", "labels_per_client", "test_samples"]
-    if options.width is not None:
-        at_least_one.append("width")
-    for name in [*at_least_one, "seed"]:
-        value = getattr(options, name)
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if name == "seed" and not whole:
-            problems.append(f"`seed` must be a whole number, got {value!r}.")
-        elif name != "seed" and not (whole and value >= 1):
-            problems.append(f"`{name}` must be a whole number of at least 1, got {value!r}.")
-        elif name == "labels_per_client" and value > LABELS:
-            problems.append(f"`{name}` must be at most {LABELS}, got {value!r}.")
-    alpha = options.alpha
-    if not (isinstance(alpha, Real) and not isinstance(alpha, bool) and 0 < alpha < float("inf")):
-        problems.append(f"`alpha` must be a positive number, got {alpha!r}.")
-    for name, kind in {"partition": Partition, "model": Network}.items():
-        value = getattr(options, name)
-        if value not in get_args(kind):
-            problems.append(f"`{name}` must be one of {list(get_args(kind))}, got {value!r}.")
+def _joint_problems(options: DigitOptions) -> list[str]:
+    """What is wrong with options that are right by themselves."""
     sharded = options.partition in ("left-shards", "both-shards")
-    if not problems and sharded and options.clients * options.labels_per_client < LABELS:
-        problems.append(
-            f"{options.clients} `clients` with {options.labels_per_client} `labels_per_client` leave "
-            f"some of the {LABELS} labels to nobody: make their product at least {LABELS}."
-        )
-    return problems
+    if not sharded or options.clients * options.labels_per_client >= LABELS:
+        return []
+    return [
+        f"{options.clients} `clients` with {options.labels_per_client} `labels_per_client` leave "
+        f"some of the {LABELS} labels to nobody: make their product at least {LABELS}."
+    ]

@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from fmol.federation import Client, Federation
 from fmol.minnorm import min_norm
 from fmol.objectives import Objective
 from fmol.partition import all_objectives, one_each, random_subsets
+from fmol.problems.options import check_options
 from fmol.rng import stream
 
 __all__ = ["Assignment", "Bowl", "Point", "Quadratic"]
@@ -95,9 +95,14 @@ class Quadratic:
     """Decides the bowls' axes, the samples and the subsets."""
 
     def __post_init__(self) -> None:
-        problems = [*_value_problems(self)] or [*_joint_problems(self)]
-        if problems:
-            raise ValueError("Quadratic: " + " ".join(problems))
+        check_options(
+            self,
+            least={
+                **dict.fromkeys(("objectives", "dimension", "clients", "samples"), 1),
+                **{"angle": 0, "scale_ratio": 1, "curvature": 1, "noise": 0},
+            },
+            more=lambda: _joint_problems(self),
+        )
 
     def build(self, data_dir: str | os.PathLike[str] | None = None) -> Federation:
         """The federation. No files are needed: `data_dir` is there as with every problem."""
@@ -238,28 +243,6 @@ def _directions(problem: Quadratic) -> Tensor:
     rows = rows / rows.norm(dim=1, keepdim=True)
     padded = torch.nn.functional.pad(rows, (0, d - rows.shape[1]))
     return padded @ _rotation(d, problem.seed, "directions").T
-
-
-def _value_problems(problem: Quadratic) -> list[str]:
-    """What is wrong with single options."""
-    problems = []
-    for name in ("objectives", "dimension", "clients", "samples", "seed"):
-        value = getattr(problem, name)
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if name == "seed" and not whole:
-            problems.append(f"`seed` must be a whole number, got {value!r}.")
-        elif name != "seed" and not (whole and value >= 1):
-            problems.append(f"`{name}` must be a whole number of at least 1, got {value!r}.")
-    for name, low in {"angle": 0, "scale_ratio": 1, "curvature": 1, "noise": 0}.items():
-        value = getattr(problem, name)
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and low <= value < math.inf):
-            problems.append(f"`{name}` must be a finite number of at least {low}, got {value!r}.")
-    if problem.assignment not in get_args(Assignment):
-        problems.append(
-            f"`assignment` must be one of {list(get_args(Assignment))}, got {problem.assignment!r}."
-        )
-    return problems
 
 
 def _joint_problems(problem: Quadratic) -> list[str]:

@@ -23,12 +23,12 @@ from fmol.partition import (
     one_each,
     random_subsets,
 )
+from fmol.problems.options import check_options
 from fmol.problems.tables import (
     Columns,
     Numbers,
     RootMeanSquare,
     SquaredError,
-    check_options,
     fetch_openml,
     find_files,
     fit_standard,
@@ -76,24 +76,25 @@ class RiverFlow:
     """What the model's first parameters and every random split are drawn from."""
 
     def __post_init__(self) -> None:
-        more = []
-        if self.partition == "blocks" and isinstance(self.clients, int) and self.clients < 2:
-            more.append(
-                f'`partition="blocks"` needs 2 `clients` for two series, got {self.clients}.'
-            )
-        if self.assignment == "one-each" and isinstance(self.clients, int) and self.clients < 8:
-            more.append(
-                f'`assignment="one-each"` needs 8 `clients` for 8 sites, got {self.clients}.'
-            )
-        if self.assignment == "subsets" and isinstance(self.clients, int) and self.clients < 2:
-            more.append(f'`assignment="subsets"` needs 2 `clients`, got {self.clients}.')
         check_options(
             self,
             least={"clients": 1, "width": 1, "test_share": 0.01, "gap": HORIZON},
             # So that each series keeps training rows enough for its share of clients.
             below={"clients": 1000, "test_share": 0.8, "gap": 500},
-            more=more,
+            more=self._joint_problems,
         )
+
+    def _joint_problems(self) -> list[str]:
+        least = {
+            '`partition="blocks"`': 2 if self.partition == "blocks" else 1,
+            '`assignment="one-each"`': len(SITES) if self.assignment == "one-each" else 1,
+            '`assignment="subsets"`': 2 if self.assignment == "subsets" else 1,
+        }
+        return [
+            f"{option} needs {count} `clients`, got {self.clients}."
+            for option, count in least.items()
+            if self.clients < count
+        ]
 
     def build(self, data_dir: str | os.PathLike[str] | None = None) -> Federation:
         """The federation, from files in `data_dir` (or `FMOL_DATA`), else from OpenML."""

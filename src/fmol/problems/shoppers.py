@@ -21,12 +21,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from fmol.federation import Federation
 from fmol.objectives import Objective, whole_set
 from fmol.partition import Indices, all_objectives, by_group, make_clients
+from fmol.problems.options import check_options
 from fmol.problems.tables import (
     Columns,
     Numbers,
     RootMeanSquare,
     SquaredError,
-    check_options,
     fetch_uci,
     find_files,
     fit_encoding,

@@ -14,9 +14,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,6 @@ __all__ = [
     "RootMeanSquare",
     "SquaredError",
     "Standard",
-    "check_options",
     "fetch_openml",
     "fetch_uci",
     "find_files",
@@ -361,40 +359,3 @@ class RootMeanSquare:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return SquaredError(self.column)(outputs, targets).mean().sqrt()
-
-
-def check_options(
-    options: Any,
-    least: Mapping[str, float],
-    below: Mapping[str, float] | None = None,
-    more: Sequence[str] = (),
-) -> None:
-    """Raises one ValueError that lists all that is wrong with a problem's options.
-
-    Choices and types are read from the fields' annotations; `least` has the smallest value that a
-    number may take, `below` what it must stay under, and `more` what else is wrong.
-    """
-    problems = []
-    for name, kind in get_type_hints(type(options)).items():
-        value = getattr(options, name)
-        if get_origin(kind) is Literal:
-            if value not in get_args(kind):
-                problems.append(f"`{name}` must be one of {list(get_args(kind))}, got {value!r}.")
-            continue
-        if kind is bool:
-            if not isinstance(value, bool):
-                problems.append(f"`{name}` must be true or false, got {value!r}.")
-            continue
-        whole = kind is int
-        good = isinstance(value, int if whole else Real) and not isinstance(value, bool)
-        low, high = least.get(name, float("-inf")), (below or {}).get(name, float("inf"))
-        # Written so that NaN, which is neither below nor above anything, is refused.
-        if not (good and low <= value < high):
-            text = f"`{name}` must be a {'whole number' if whole else 'finite number'}"
-            text += f" of at least {low:g}" if low > float("-inf") else ""
-            text += f" and below {high:g}" if high < float("inf") else ""
-            problems.append(f"{text}, got {value!r}.")
-    # What depends on several options can be judged only once each is of its kind.
-    problems += [] if problems else more
-    if problems:
-        raise ValueError(f"{type(options).__name__}: " + " ".join(problems))
