@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fmol import FMGDA, FSMGDA, Client, Federation, MissingObjectiveError, Objective, fit
-from fmol.algorithms.options import OnMissing
+from fmol.algorithms.missing import OnMissing
 from fmol.federation import Population
 from support import Net, data, federation, flat, masked_error
 

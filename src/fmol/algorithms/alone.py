@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from fmol.aggregate import Weighting
-from fmol.algorithms.mixture import MIXTURE, mixture_lanes, objective_weights
+from fmol.algorithms.mixture import MIXTURE, MixtureOptions, mixture_lanes, objective_weights
 from fmol.algorithms.options import LocalOptions
 from fmol.engines.seam import OWN_MODEL, Ask, Engine, Reply, Site, Work
-from fmol.federation import Federation
 from fmol.local import local_work
 from fmol.metrics import mean_losses
 from fmol.rounds import NAN, Plan, RoundReport, State, nothing_sent
-from fmol.schedules import Schedule, at
 
 __all__ = ["Alone"]
 
@@ -38,38 +33,26 @@ def work_alone(ask: Ask, site: Site) -> Reply:
 
 
 @dataclass(frozen=True)
-class Alone(LocalOptions):
+class Alone(LocalOptions, MixtureOptions):
     """Each client trains a model of its own on the mean of its own objectives; nothing is sent.
 
-    All start from the federation's model. Losses are each client's at its *own* model, averaged
-    over the holders as usual. `result.model` stays the model they started from; a client's own is
-    `result.client_model(id)`. Keeps one model per client, so memory grows with their number.
+    `weights` are renormalised over what a client holds. All start from the federation's model.
+    Losses are each client's at its *own* model, averaged over the holders as usual. `result.model`
+    stays the model they started from; a client's own is `result.client_model(id)`. Keeps one model
+    per client, so memory grows with their number.
 
     >>> Alone(local_steps=10, local_lr=0.1).shares_model
     False
     """
 
-    weights: Mapping[str, float] | None = None
-    """Objective → w_s, renormalised over what the client holds; equal if left out."""
-    batch_size: int | None = 64
-    """Samples per local step; None is all of the client's data."""
-    server_lr: Schedule | None = None
-    """Factor on a round's accumulated gradients; None is the round's `local_lr`, plain descent."""
-    weighting: Weighting = "uniform"
-    """Whether clients count alike or by their number of labelled samples in the reported losses."""
-
     shares_model: ClassVar[bool] = False
     work: ClassVar[Work] = staticmethod(work_alone)
-
-    def init(self, federation: Federation, x: Tensor) -> State:
-        objective_weights(self.weights, federation)
-        return State(x)
 
     def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
         federation, names = engine.federation, engine.federation.names
         weights = objective_weights(self.weights, federation)
         local = self.local(plan.round, self.batch_size)
-        lr = local.lr if self.server_lr is None else at(self.server_lr, plan.round, "server_lr")
+        lr = self.step_size(plan.round, local.lr)
         asks = []
         for client in map(federation.client, plan.cohort):
             lanes = mixture_lanes(client, weights, sum_to_one=True)

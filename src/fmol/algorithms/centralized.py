@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
-from torch import Tensor
-
-from fmol.algorithms.fmgda import initial_state, multiple_gradient_round
+from fmol.algorithms.fmgda import multiple_gradient_round
 from fmol.algorithms.options import ServerOptions
-from fmol.engines.seam import Engine, LocalConfig, Work
-from fmol.federation import Federation
-from fmol.local import local_work
+from fmol.engines.seam import Engine, LocalConfig
 from fmol.rounds import Plan, RoundReport, State, nothing_sent
 from fmol.schedules import Schedule, at
 
@@ -34,12 +29,6 @@ class SMGD(ServerOptions):
     """Samples drawn from each client's data in an iteration."""
     server_lr: Schedule = 0.1
     """The step size, a number or a callable of the round."""
-
-    shares_model: ClassVar[bool] = True
-    work: ClassVar[Work] = staticmethod(local_work)
-
-    def init(self, federation: Federation, x: Tensor) -> State:
-        return initial_state(self, federation, x)
 
     def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
         ids = engine.federation.population.ids()

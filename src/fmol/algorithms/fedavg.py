@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from fmol.aggregate import MeanFold, Weighting
+from fmol.aggregate import MeanFold
 from fmol.algorithms.descent import step
 from fmol.algorithms.missing import check_arrivals
-from fmol.algorithms.mixture import MIXTURE, mixture_lanes, objective_weights
+from fmol.algorithms.mixture import MIXTURE, MixtureOptions, mixture_lanes, objective_weights
 from fmol.algorithms.options import LocalOptions
 from fmol.engines.seam import Engine, Transform, Work
-from fmol.federation import Federation
 from fmol.layout import squared_norm
 from fmol.local import local_work
 from fmol.metrics import mean_losses
 from fmol.rounds import NAN, Plan, RoundReport, State
-from fmol.schedules import Schedule, at
 
 __all__ = ["FedAvg"]
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalOptions):
+class FedAvg(LocalOptions, MixtureOptions):
     """Federated averaging: each client descends `Σ_{s∈S_i} w_s f_{s,i}` along one trajectory.
 
     The server moves `x` by `server_lr` times the mean of the clients' accumulated gradients. By
@@ -38,29 +34,17 @@ class FedAvg(LocalOptions):
     True
     """
 
-    weights: Mapping[str, float] | None = None
-    """Objective → w_s; equal weights that sum to one if left out."""
-    batch_size: int | None = 64
-    """Samples per local step; None is all of the client's data."""
-    server_lr: Schedule | None = None
-    """Step size at the server; None is the round's `local_lr`."""
-    weighting: Weighting = "uniform"
-    """Whether clients count alike or by their number of labelled samples."""
     transforms: tuple[Transform, ...] = ()
     """What is done to each reply on its way to the server."""
 
     shares_model: ClassVar[bool] = True
     work: ClassVar[Work] = staticmethod(local_work)
 
-    def init(self, federation: Federation, x: Tensor) -> State:
-        objective_weights(self.weights, federation)
-        return State(x)
-
     def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
         federation, names = engine.federation, engine.federation.names
         weights = objective_weights(self.weights, federation)
         local = self.local(plan.round, self.batch_size)
-        lr = local.lr if self.server_lr is None else at(self.server_lr, plan.round, "server_lr")
+        lr = self.step_size(plan.round, local.lr)
         # Each client descends its own mixture, along one trajectory.
         asks = [
             plan.ask(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fmol.aggregate import MeanFold
 from fmol.algorithms.descent import Angles, Direction, find_direction, measure_angles, step
-from fmol.algorithms.missing import Rows, fill_in, room_for_reuse
+from fmol.algorithms.missing import Rows, fill_in
 from fmol.algorithms.options import LocalOptions, ServerOptions
-from fmol.engines.seam import Engine, Lane, LocalConfig, Work
+from fmol.engines.seam import Engine, Lane, LocalConfig
 from fmol.federation import Federation
-from fmol.local import local_work
 from fmol.metrics import mean_losses
 from fmol.rounds import NAN, Plan, RoundReport, State
 from fmol.rules import needs_losses
@@ -44,12 +43,6 @@ class FSMGDA(LocalOptions, ServerOptions):
     server_lr: Schedule = 0.1
     """η_t, a number or a callable of the round."""
 
-    shares_model: ClassVar[bool] = True
-    work: ClassVar[Work] = staticmethod(local_work)
-
-    def init(self, federation: Federation, x: Tensor) -> State:
-        return initial_state(self, federation, x)
-
     def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
         local = self.local(plan.round, self.batch_size)
         server_lr = at(self.server_lr, plan.round, "server_lr")
@@ -65,13 +58,6 @@ class FMGDA(FSMGDA):
     """
 
     batch_size: None = field(default=None, init=False, repr=False)
-
-
-def initial_state(options: ServerOptions, federation: Federation, x: Tensor) -> State:
-    """`x_0` and, where old updates may be reused, room for them."""
-    if options.shared is not None:
-        federation.layout.matching(options.shared)  # Raises where a pattern matches nothing.
-    return State(x, room_for_reuse(options, len(federation.names), x))
 
 
 def multiple_gradient_round(
@@ -105,7 +91,8 @@ def multiple_gradient_round(
     means, receipt = engine.map(asks, fold, transforms=options.transforms)
     started = perf_counter()
     losses = mean_losses(receipt.clients, names, options.weighting)
-    rows = fill_in(options, state, losses, plan.round, means, receipt)
+    policy, max_age = options.on_missing_objective, options.reuse_rounds
+    rows = fill_in(policy, max_age, state, losses, plan.round, means, receipt)
     protected = _at_target(federation, rows)
     memory = dict(rows.memory)
     direction, angles = None, None

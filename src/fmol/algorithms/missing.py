@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fmol.aggregate import Means
-from fmol.algorithms.options import ServerOptions
 from fmol.engines.seam import Receipt
 from fmol.errors import MissingObjectiveError, RefusedError
 from fmol.rounds import State
 
-__all__ = ["Rows", "check_arrivals", "fill_in", "room_for_reuse"]
+__all__ = ["OnMissing", "Rows", "check_arrivals", "fill_in", "room_for_reuse"]
+
+
+OnMissing = Literal["skip", "reuse", "hold", "fail"]
+"""Leave it out, take its last update, leave the model as it is, or raise."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,9 @@ class Rows:
     memory: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def room_for_reuse(options: ServerOptions, objectives: int, x: Tensor) -> dict[str, Tensor]:
+def room_for_reuse(policy: OnMissing, objectives: int, x: Tensor) -> dict[str, Tensor]:
     """Memory for the last update of each objective, where the policy needs it."""
-    if options.on_missing_objective != "reuse":
+    if policy != "reuse":
         return {}
     return {
         "last_deltas": torch.zeros(objectives, x.numel(), dtype=x.dtype, device=x.device),
@@ -54,29 +58,30 @@ def check_arrivals(means: Means, receipt: Receipt) -> None:
 
 
 def fill_in(
-    options: ServerOptions,
+    policy: OnMissing,
+    max_age: int,
     state: State,
     losses: Mapping[str, float],
     round: int,
     means: Means,
     receipt: Receipt,
 ) -> Rows:
-    """The rows of the QP after `on_missing_objective` has spoken.
+    """The rows of the QP after the policy has spoken; it may reuse updates up to `max_age` rounds old.
 
     Never a zero vector: zero is in the hull then, and nobody moves.
     """
     check_arrivals(means, receipt)
     missing = tuple(name for name in losses if name not in means.slots)
-    if missing and options.on_missing_objective == "fail":
+    if missing and policy == "fail":
         raise MissingObjectiveError(
             f"round {round}: no client of the cohort sent an update for objective `{missing[0]}`. "
             'Use `participation=Stratified(…)`, or `on_missing_objective="skip"`, "reuse" or "hold".'
         )
-    hold = bool(missing) and options.on_missing_objective == "hold"
-    if options.on_missing_objective != "reuse":
+    hold = bool(missing) and policy == "hold"
+    if policy != "reuse":
         values = torch.tensor([losses[name] for name in means.slots], dtype=torch.float64)
         return Rows(means.slots, means.deltas, values, missing, hold=hold, memory=state.memory)
-    return _reuse(options.reuse_rounds, state, losses, round, means, missing)
+    return _reuse(max_age, state, losses, round, means, missing)
 
 
 def _reuse(

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from torch import Tensor
+
+from fmol.aggregate import Weighting
 from fmol.engines.seam import Lane
 from fmol.federation import Client, Federation
+from fmol.rounds import State
+from fmol.schedules import Schedule, at
 
-__all__ = ["MIXTURE", "mixture_lanes", "objective_weights"]
+__all__ = ["MIXTURE", "MixtureOptions", "mixture_lanes", "objective_weights"]
 
 MIXTURE = "mixture"
 """The slot of a lane that descends several objectives."""
+
+
+@dataclass(frozen=True)
+class MixtureOptions:
+    """Options of algorithms that descend a fixed weighting of the objectives."""
+
+    weights: Mapping[str, float] | None = None
+    """Objective → w_s; equal weights if left out."""
+    batch_size: int | None = 64
+    """Samples per local step; None is all of the client's data."""
+    server_lr: Schedule | None = None
+    """Factor on a round's accumulated gradients; None is the round's `local_lr`: plain descent."""
+    weighting: Weighting = "uniform"
+    """Whether clients count alike or by their number of labelled samples."""
+
+    def init(self, federation: Federation, x: Tensor) -> State:
+        objective_weights(self.weights, federation)  # Raises where they do not fit.
+        return State(x)
+
+    def step_size(self, round: int, local_lr: float) -> float:
+        """What a round's accumulated gradients are multiplied by."""
+        return local_lr if self.server_lr is None else at(self.server_lr, round, "server_lr")
 
 
 def objective_weights(

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
+
+from torch import Tensor
 
 from fmol.aggregate import Weighting
-from fmol.engines.seam import LocalConfig, Transform
+from fmol.algorithms.missing import OnMissing, room_for_reuse
+from fmol.engines.seam import LocalConfig, Transform, Work
+from fmol.federation import Federation
+from fmol.local import local_work
+from fmol.rounds import State
 from fmol.rules import MinNorm, Normalize, Rule
 from fmol.schedules import Schedule, at
 
-__all__ = ["LocalOptions", "OnMissing", "ServerOptions", "check_options"]
-
-OnMissing = Literal["skip", "reuse", "hold", "fail"]
+__all__ = ["LocalOptions", "ServerOptions", "check_options"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +80,17 @@ class ServerOptions:
     transforms: tuple[Transform, ...] = ()
     """What is done to each reply on its way to the server."""
 
+    shares_model: ClassVar[bool] = True
+    work: ClassVar[Work] = staticmethod(local_work)
+
     def __post_init__(self) -> None:
         check_options(self)
+
+    def init(self, federation: Federation, x: Tensor) -> State:
+        """`x_0` and, where old updates may be reused, room for them."""
+        if self.shared is not None:
+            federation.layout.matching(self.shared)  # Raises where a pattern matches nothing.
+        return State(x, room_for_reuse(self.on_missing_objective, len(federation.names), x))
 
 
 def check_options(options: Any) -> None:
