@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +14,9 @@ from torch import Tensor, nn
 from fmol.engines.seam import OWN_MODEL, ClientState
 from fmol.federation import Federation
 from fmol.measurement import Evaluation
-from fmol.metrics import Row, rows
+from fmol.metrics import Row
+from fmol.portrait import portray
+from fmol.record import RunRecord
 from fmol.rounds import Algorithm, Checkpoint, RoundReport, State
 
 __all__ = ["Result", "Snapshot"]
@@ -73,6 +74,18 @@ class Result:
         first = [each.index(True) if True in each else None for each in below]
         return dict(zip(self.federation.names, first, strict=True))
 
+    def record(self, name: str = "") -> RunRecord:
+        """The run as numbers and words, without model and data: what reports are made of."""
+        return RunRecord(
+            name=name or type(self.algorithm).__name__,
+            algorithm=type(self.algorithm).__name__,
+            portrait=portray(self.federation),
+            reports=self.reports,
+            final=self.final,
+            stopped=self.stopped,
+            seed=self.seed,
+        )
+
     def checkpoint(self) -> Checkpoint:
         """What `fit(resume=…)` goes on from, with more rounds."""
         return Checkpoint(self.state, self.reports, self.client_state, self.seed)
@@ -92,17 +105,7 @@ class Result:
 
         What was not measured has no row.
         """
-        table = [row for report in self.reports for row in rows(report)]
-        t = self.final.round
-        for name in self.federation.names:
-            table.append(Row(t, "train", "", name, "loss", self.final.losses[name]))
-            for metric, value in self.final.held_out.get(name, {}).items():
-                table.append(Row(t, "held_out", "", name, metric, value))
-        for record in self.final.clients:
-            table.append(Row(t, "train", record.client, record.objective, "loss", record.loss))
-            for metric, value in record.held_out.items():
-                table.append(Row(t, "held_out", record.client, record.objective, metric, value))
-        return [row for row in table if not math.isnan(row.value)]
+        return self.record().table()
 
     def to_pandas(self) -> Any:
         """`table()` as a pandas DataFrame."""
