@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fmol.options import NotNegative
+
 __all__ = ["Cosine", "InverseSqrt", "Schedule", "StepDecay", "Warmup", "at"]
 
-Schedule = float | Callable[[int], float]
+Schedule = NotNegative | Callable[[int], float]
 """A number, or anything that turns the round's number (from 0) into one."""
 
 

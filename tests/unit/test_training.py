@@ -379,7 +379,7 @@ def wrong(**options: Any) -> Any:
         (lambda: FSMGDA(local_steps=1, server_lr=-1), "`server_lr`"),
         (lambda: SMGD(0, 0.1), "`batch_size`"),
         (lambda: fit(federation(), FedAvg({"a": 1.0}, local_steps=1), rounds=1), "`weights`"),
-        (lambda: FedAvg(3, local_steps=1), "`weights` must map"),  # type: ignore[arg-type]
+        (lambda: FedAvg(3, local_steps=1), "`weights` must be a mapping"),  # type: ignore[arg-type]
         (lambda: FSMGDA(local_steps=1, **wrong(rule=MinNorm)), "`rule` is the class"),
         (lambda: fit(federation(), MGD, rounds=1), "`algorithm` is the class MGD"),  # type: ignore[arg-type]
         (lambda: fit(federation(), MGD(0.1), rounds=-1), "`rounds`"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fmol.algorithms.fmgda import multiple_gradient_round
 from fmol.algorithms.options import ServerOptions
 from fmol.engines.seam import Engine, LocalConfig
+from fmol.options import Count
 from fmol.rounds import Plan, RoundReport, State, nothing_sent
 from fmol.schedules import Schedule, at
 
@@ -25,7 +26,7 @@ class SMGD(ServerOptions):
     32
     """
 
-    batch_size: int | None = 64
+    batch_size: Count | None = 64
     """Samples drawn from each client's data in an iteration."""
     server_lr: Schedule = 0.1
     """The step size, a number or a callable of the round."""

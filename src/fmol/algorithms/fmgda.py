@@ -16,6 +16,7 @@ from fmol.algorithms.options import LocalOptions, ServerOptions
 from fmol.engines.seam import Engine, Lane, LocalConfig
 from fmol.federation import Federation
 from fmol.metrics import mean_losses
+from fmol.options import Count
 from fmol.rounds import NAN, Plan, RoundReport, State
 from fmol.rules import needs_losses
 from fmol.schedules import Schedule, at
@@ -38,7 +39,7 @@ class FSMGDA(LocalOptions, ServerOptions):
     10
     """
 
-    batch_size: int | None = 64
+    batch_size: Count | None = 64
     """Samples per local step; None, or at least the client's number, is all of them (FMGDA)."""
     server_lr: Schedule = 0.1
     """η_t, a number or a callable of the round."""

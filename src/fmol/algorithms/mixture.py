@@ -10,6 +10,7 @@ from torch import Tensor
 from fmol.aggregate import Weighting
 from fmol.engines.seam import Lane
 from fmol.federation import Client, Federation
+from fmol.options import Count
 from fmol.rounds import State
 from fmol.schedules import Schedule, at
 
@@ -25,7 +26,7 @@ class MixtureOptions:
 
     weights: Mapping[str, float] | None = None
     """Objective → w_s; equal weights if left out."""
-    batch_size: int | None = 64
+    batch_size: Count | None = 64
     """Samples per local step; None is all of the client's data."""
     server_lr: Schedule | None = None
     """Factor on a round's accumulated gradients; None is the round's `local_lr`: plain descent."""
