@@ -64,19 +64,19 @@ class TensorSamples:
 
     def __init__(self, inputs: Any, targets: Any) -> None:
         self.inputs, self.targets = inputs, targets
-        self._leaves = tree_leaves((inputs, targets))
+        self.leaves = tree_leaves((inputs, targets))
 
     @property
     def nbytes(self) -> int:
-        return sum(leaf.numel() * leaf.element_size() for leaf in self._leaves)
+        return sum(leaf.numel() * leaf.element_size() for leaf in self.leaves)
 
     def __len__(self) -> int:
-        return self._leaves[0].shape[0]
+        return self.leaves[0].shape[0]
 
     def batch(self, indices: Tensor | None) -> tuple[Any, Any]:
         if indices is None:
             return self.inputs, self.targets
-        indices = indices.to(self._leaves[0].device)
+        indices = indices.to(self.leaves[0].device)
         return (
             tree_map(lambda leaf: leaf.index_select(0, indices), self.inputs),
             tree_map(lambda leaf: leaf.index_select(0, indices), self.targets),
@@ -90,10 +90,10 @@ class TensorSamples:
 
     def versions(self) -> list[int]:
         # Tensors made in inference mode do not count their writes.
-        return [0 if leaf.is_inference() else leaf._version for leaf in self._leaves]
+        return [0 if leaf.is_inference() else leaf._version for leaf in self.leaves]
 
     def to(self, device: torch.device) -> TensorSamples:
-        if all(leaf.device == device for leaf in self._leaves):
+        if all(leaf.device == device for leaf in self.leaves):
             return self
         return TensorSamples(
             tree_map(lambda leaf: leaf.to(device), self.inputs),

@@ -6,14 +6,19 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from fmol.engines.seam import ClientRecord
 
 if TYPE_CHECKING:
     from fmol.rounds import RoundReport
 
-__all__ = ["Row", "mean_held_out", "mean_losses", "rows"]
+__all__ = ["Row", "conflict", "conflict_rate", "mean_held_out", "mean_losses", "rows"]
 
 NAN = float("nan")
+
+ROUNDING = 1e-6
+"""Reports keep cosines in single precision; what is within this of zero may be either side of it."""
 
 
 class Row(NamedTuple):
@@ -60,6 +65,32 @@ def _mean(values: Iterable[tuple[float, int]], weighting: str) -> float:
     return sum(v * n for v, n in known) / weight if weight else NAN
 
 
+def conflict(report: RoundReport) -> bool | None:
+    """Whether equal weights would have hurt some objective: `⟨Δ_i, Σ_j Δ_j⟩ < 0` for some `i`.
+
+    A round without it needs no multi-objective rule: the plain sum descends every objective, to first
+    order. Only objectives with an update count. None where there is none to tell from, as with
+    FedAvg, whose clients send one update for all objectives.
+    """
+    names = list(report.losses)
+    norms = torch.tensor([report.delta_norms.get(n, NAN) for n in names], dtype=torch.float64)
+    present = norms.isfinite()
+    if not bool(present.any()) or report.cosines.shape != (len(names), len(names)):
+        return None
+    lengths = norms[present]
+    # A zero update has no angle to any other, and nothing can hurt it.
+    cosines = report.cosines.double().cpu()[present][:, present].nan_to_num(nan=0.0)
+    # [S], divided by ‖Δ_i‖, which does not change the sign and cannot underflow.
+    pull = cosines @ lengths
+    return bool((pull < -ROUNDING * lengths.sum()).any())
+
+
+def conflict_rate(reports: Iterable[RoundReport]) -> float:
+    """The share of rounds with a `conflict`, among those that can tell; NaN if none can."""
+    known = [found for found in map(conflict, reports) if found is not None]
+    return sum(known) / len(known) if known else NAN
+
+
 def rows(report: RoundReport) -> Iterator[Row]:
     """Everything a report measured, as rows of one long table; what was not measured is left out."""
     for row in _all_rows(report):
@@ -95,6 +126,8 @@ def _all_rows(report: RoundReport) -> Iterator[Row]:
         "optimality_gap",
     ):
         yield Row(t, "server", "", "", name, float(getattr(report, name)))
+    found = conflict(report)
+    yield Row(t, "server", "", "", "conflict", NAN if found is None else float(found))
     yield Row(t, "server", "", "", "refused", float(len(report.refused)))
     yield Row(t, "server", "", "", "alarms", float(len(report.alarms)))
     for phase, seconds in report.seconds.items():

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -30,6 +31,7 @@ __all__ = [
     "check_options",
     "expected",
     "explain_options",
+    "kinds_in",
     "list_options",
     "nearest",
     "parse_text",
@@ -86,6 +88,9 @@ class Option:
         """How it is written on a command line."""
         return "--" + self.name.replace("_", "-")
 
+
+_LISTS = (tuple, list, Sequence)
+_TABLES = (Mapping, dict)
 
 Choices = Mapping[Any, Mapping[str, type]]
 """For kinds that are more than a value, what can be named in their place: name → dataclass."""
@@ -159,8 +164,8 @@ def _joint_problems(owner: type, values: Mapping[str, Any], bad: Iterable[str]) 
     bad = list(bad)
     try:
         problems: list[str] = ask(SimpleNamespace(**values))
-    except TypeError:
-        if not bad:  # A wrong kind of value is what would explain it.
+    except (TypeError, ValueError, ArithmeticError):
+        if not bad:  # A wrong value is what would explain it.
             raise
         return []
     return [text for text in problems if not any(f"`{name}`" in text for name in bad)]
@@ -169,7 +174,11 @@ def _joint_problems(owner: type, values: Mapping[str, Any], bad: Iterable[str]) 
 def _must_be(option: Option, value: object, choices: Choices | None = None) -> str:
     if isinstance(value, type):
         return f"`{option.name}` is the class {value.__name__} itself: make one of it."
-    return f"`{option.name}` must be {expected(option.kind, choices)}, got {value!r}."
+    sentence = f"`{option.name}` must be {expected(option.kind, choices)}, got {value!r}."
+    words = [str(w) for k in kinds_in(option.kind) if get_origin(k) is Literal for w in get_args(k)]
+    words += [word for k in kinds_in(option.kind) for word in (choices or {}).get(k, ())]
+    hint = nearest(value, words) if isinstance(value, str) else None
+    return f"{sentence} Did you mean {hint!r}?" if hint else sentence
 
 
 def fits(kind: Any, value: object) -> bool:
@@ -185,26 +194,41 @@ def fits(kind: Any, value: object) -> bool:
         return any(value == each and type(value) is type(each) for each in get_args(kind))
     if origin in (int, float):
         number: type = Integral if origin is int else Real
-        return (
-            isinstance(value, number) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]
-        )
+        return isinstance(value, number) and not isinstance(value, bool) and _is_finite(value)
     if origin in (NoneType, None):
         return value is None
-    if origin is Mapping:
-        inside_kinds = get_args(kind)
+    if origin in _TABLES:
+        names, values = get_args(kind) or (Any, Any)
         return isinstance(value, Mapping) and all(
-            fits(inside_kinds[0], name) and fits(inside_kinds[1], each)
-            for name, each in value.items()
+            fits(names, name) and fits(values, each) for name, each in value.items()
         )
-    if origin in (tuple, Sequence):
-        inner = get_args(kind)[0]
-        listed = isinstance(value, tuple | list) and not isinstance(value, str)
-        return listed and all(fits(inner, each) for each in value)  # type: ignore[attr-defined]
+    if origin in _LISTS:
+        if not isinstance(value, tuple | list):
+            return False
+        inner = get_args(kind) or (Any,)
+        if origin is not tuple or len(inner) == 1 or inner[-1] is Ellipsis:
+            inner = inner[:1] * len(value)
+        return len(inner) == len(value) and all(map(fits, inner, value))
     if origin in (bool, str):
         return isinstance(value, origin)
-    # A protocol: whatever can be called if it says so, but not a class in its place.
-    can = callable(value) if "__call__" in vars(origin) else True
-    return can and not isinstance(value, type)
+    # A protocol or a class: whatever can do the same, but not a class in its place.
+    return not isinstance(value, type) and all(hasattr(value, each) for each in _methods(origin))
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # A whole number that no float can hold.
+        return False
+
+
+def _methods(kind: Any) -> list[str]:
+    """What an object must have to stand where `kind` is asked for."""
+    return [
+        name
+        for name, each in vars(kind).items()
+        if callable(each) and (name == "__call__" or not name.startswith("_"))
+    ]
 
 
 def expected(kind: Any, choices: Choices | None = None) -> str:
@@ -226,15 +250,27 @@ def expected(kind: Any, choices: Choices | None = None) -> str:
         float: "a finite number",
         bool: "true or false",
         str: "text",
+        Path: "a path",
     }
     if origin in words:
         return words[origin]
-    if origin is Mapping:
-        names, values = (expected(part) for part in get_args(kind))
+    if origin in _TABLES:
+        names, values = (expected(part) for part in get_args(kind) or (str, Any))
         return f"a mapping from {names} to {values}"
-    if origin in (tuple, Sequence):
-        return f"a list, each {expected(get_args(kind)[0])}"
-    return "a callable"
+    if origin in _LISTS:
+        return f"a list, each {expected((get_args(kind) or (Any,))[0])}"
+    if origin is Any:
+        return "anything"
+    return "a callable" if "__call__" in vars(origin) else f"a {origin.__name__}"
+
+
+def kinds_in(kind: Any) -> list[Any]:
+    """The kinds of value that an annotation allows, without ranges."""
+    if get_origin(kind) is Annotated:
+        return kinds_in(get_args(kind)[0])
+    if _is_union(kind):
+        return [each for part in get_args(kind) for each in kinds_in(part)]
+    return [kind]
 
 
 def _is_union(kind: Any) -> bool:
@@ -296,21 +332,21 @@ def read_options(
 
 def _read(kind: Any, value: Any, choices: Choices) -> Any:
     """A value of a config file as the field wants it; what does not fit is left as it is."""
-    parts = [get_args(kind)[0]] if get_origin(kind) is Annotated else [kind]
-    if _is_union(parts[0]):
-        parts = list(get_args(parts[0]))
+    parts = kinds_in(kind)
     if value == "none" and NoneType in parts:
         return None
     if isinstance(value, list):
-        return tuple(value)
+        return value if list in (get_origin(part) or part for part in parts) else tuple(value)
+    if isinstance(value, str) and Path in parts:
+        return Path(value)
     for part in parts:
         named = choices.get(part)
         if named is None:
             continue
-        table = {"name": value} if isinstance(value, str) else value
+        table = {"name": value} if isinstance(value, str) and value in named else value
         if isinstance(table, Mapping) and "name" in table:
             chosen = table["name"]
-            if chosen not in named:
+            if not isinstance(chosen, str) or chosen not in named:
                 hint = nearest(str(chosen), named)
                 raise OptionsError(
                     "name",
@@ -327,32 +363,56 @@ def _read(kind: Any, value: Any, choices: Choices) -> Any:
 def parse_text(kind: Any, text: str) -> Any:
     """The text of a flag as a config file would have it: a TOML value, bare words as text.
 
-    Lists may be written without brackets and tables without braces.
+    Lists may be written without brackets and tables without braces, a table's name first.
 
     >>> parse_text(float | None, "0.5"), parse_text(Mapping[str, float], "left=0.5,right=1")
     (0.5, {'left': 0.5, 'right': 1})
+    >>> parse_text(Mapping[str, float], "cosine,start=0.1,rounds=40")
+    {'name': 'cosine', 'start': 0.1, 'rounds': 40}
     """
-    parts = [kind]
-    if get_origin(kind) is Annotated:
-        parts = [get_args(kind)[0]]
-    if _is_union(parts[0]):
-        parts = list(get_args(parts[0]))
+    parts = kinds_in(kind)
     origins = [get_origin(part) or part for part in parts]
     values = [each for part in parts if get_origin(part) is Literal for each in get_args(part)]
-    if text in values or text == "none":
-        return text
+    words = {str(each): each for each in values} | {"none": "none"}
+    if text in words:
+        return words[text]
     written = text.strip()
-    if tuple in origins or (Sequence in origins and "," in written):
+    if all(origin in (str, Path, Literal, NoneType) for origin in origins):
+        return text
+    if {tuple, list} & set(origins) or (Sequence in origins and "," in written):
         if not written.startswith("["):
-            return [word.strip() for word in written.split(",") if word.strip()]
+            return _parse_list(parts[[each in _LISTS for each in origins].index(True)], written)
     elif "=" in written and not written.startswith(("{", '"', "'")):
-        written = f"{{{written}}}"
-    if all(origin in (str, Literal, NoneType) for origin in origins):
-        return text
+        return _parse_pairs(written)
+    return _toml_value(written, otherwise=text)
+
+
+def _parse_list(kind: Any, text: str) -> list[Any]:
+    """`a,b` and `"a, b",c` as a list."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    inner = (get_args(kind) or (Any,))[0]
+    listed = _toml_value(f"[{text}]", otherwise=text) if '"' in text else text
+    return listed if isinstance(listed, list) else [parse_text(inner, word) for word in words]
+
+
+def _parse_pairs(text: str) -> Any:
+    """`left=0.5,right=1` as a table; `cosine,start=0.1` as one with a `name`."""
+    first, *rest = text.split(",")
+    table: dict[str, Any] = {} if "=" in first else {"name": first.strip()}
+    for pair in [first, *rest] if "=" in first else rest:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            return text
+        table[key.strip()] = _toml_value(value.strip(), otherwise=value.strip())
+    return table
+
+
+def _toml_value(text: str, otherwise: str) -> Any:
     try:
-        return tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # No TOML, or a number or nest too long to be meant.
+        return otherwise
+    return table["value"] if len(table) == 1 else otherwise
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -107,7 +107,7 @@ def portray(federation: Federation) -> Portrait:
             )
             for client, mine in zip(clients, columns, strict=True)
         ),
-        labels={name: tuple(f"{value:g}" for value in values) for name, values in labels.items()},
+        labels={name: tuple(f"{value:.0f}" for value in values) for name, values in labels.items()},
         held_out=_length(federation.held_out),
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fmol.engines.seam import OWN_MODEL, ClientState
 from fmol.federation import Federation
 from fmol.measurement import Evaluation
-from fmol.metrics import Row
+from fmol.metrics import Row, conflict_rate
 from fmol.portrait import portray
 from fmol.record import RunRecord
 from fmol.rounds import Algorithm, Checkpoint, RoundReport, State
@@ -67,6 +67,15 @@ class Result:
     def weights(self) -> Tensor:
         """`[rounds, S]` float64: λ of each round."""
         return _matrix([report.weights for report in self.reports], self.federation.names)
+
+    @property
+    def conflict_rate(self) -> float:
+        """The share of rounds in which equal weights would have hurt some objective.
+
+        Zero says that a fixed weighting would have done; NaN that no round had an update for each
+        objective, as with FedAvg.
+        """
+        return conflict_rate(self.reports)
 
     def rounds_until(self, loss: float) -> dict[str, int | None]:
         """Objective → the first `t` with a training loss at `x_t` of `loss` or less, None without."""

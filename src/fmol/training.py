@@ -82,7 +82,7 @@ def fit(
     reports: list[RoundReport] = []
     if resume is not None:
         _check_resume(resume, state, seed, start)
-        state = replace(resume.state, x=resume.state.x.to(machine.device))
+        state = _placed(resume.state, like=state)
         reports += resume.reports
         machine.load_client_state(resume.client_state)
     final: Evaluation | None = None
@@ -191,6 +191,15 @@ def _check_resume(resume: Checkpoint, fresh: State, seed: int, start: object) ->
             f"and keeps {sorted(resume.state.memory)}, this run {fresh.x.numel()} and "
             f"{sorted(fresh.memory)}. Resume with the arguments that the run was started with."
         )
+
+
+def _placed(saved: State, like: State) -> State:
+    """A checkpoint's state on the devices where this run has its own."""
+    memory = {
+        name: tensor.to(like.memory[name].device) if name in like.memory else tensor
+        for name, tensor in saved.memory.items()
+    }
+    return State(saved.x.to(like.x.device), memory)
 
 
 def _evaluation_of(report: RoundReport) -> Evaluation:

@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fmol import FSMGDA, Client, FedAvg, Federation, Objective, Result, fit, whole_set
+from fmol import FMGDA, FSMGDA, Client, FedAvg, Federation, Objective, Result, fit, whole_set
+from fmol.algorithms.descent import measure_angles
 from fmol.engines.seam import ClientRecord, Refusal
-from fmol.metrics import Row, mean_held_out, mean_losses, rows
+from fmol.metrics import Row, conflict, conflict_rate, mean_held_out, mean_losses, rows
 from fmol.participation import Number
+from fmol.problems.quadratic import Quadratic
 from fmol.rounds import RoundReport
 from support import Net, data, masked_error, squared_error
 
@@ -183,6 +185,101 @@ def test_what_a_client_sent_is_counted_once_and_not_per_objective() -> None:
     assert table["server", "x", "", "bytes_up"] == 8.0
     assert table["server", "y", "", "bytes_up"] == 99.0
     assert table["server", "x", "", "seconds"] == 0.5
+
+
+# --- conflict -------------------------------------------------------------------------------
+
+
+def report_of(deltas: Tensor) -> RoundReport:
+    """A round whose updates are these `[S, d]`, as algorithms report them."""
+    names = [f"f{s}" for s in range(len(deltas))]
+    angles = measure_angles(deltas)
+    return report(
+        losses=dict.fromkeys(names, 1.0),
+        delta_norms=dict(zip(names, angles.norms.tolist(), strict=True)),
+        weights=dict.fromkeys(names, 1 / len(names)),
+        missing=(),
+        cosines=angles.cosines.float(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("deltas", "expected"),
+    [
+        ([[1.0, 0.0], [0.0, 1.0]], False),
+        ([[1.0, 0.0], [-1.0, 1.0]], False),  # ⟨Δ_0, ΣΔ⟩ = 0: not hurt, to first order.
+        ([[1.0, 0.0], [-1.1, 1.0]], True),
+        ([[1.0, 0.0], [-0.9, 0.9]], False),  # Opposed, but none outweighs the other.
+        ([[1.0, 0.0], [-1.0, 0.0]], False),  # They cancel: nobody moves.
+        ([[1.0, 0.0], [-2.0, 0.0]], True),
+        ([[0.0, 0.0], [-1.0, 0.0]], False),
+        ([[0.0, 0.0], [-1.0, 0.0], [2.0, 0.0]], True),
+        ([[3.0, 0.0]], False),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 1e-150, 1e150])
+def test_a_conflict_is_a_sum_of_updates_that_hurts_an_objective(
+    deltas: list[list[float]], expected: bool, scale: float
+) -> None:
+    assert conflict(report_of(scale * torch.tensor(deltas, dtype=torch.float64))) is expected
+
+
+def test_a_conflict_is_what_the_updates_themselves_say() -> None:
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(200):
+        deltas = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+        deltas *= torch.rand(4, 1, generator=generator, dtype=torch.float64)
+        found.append(conflict(report_of(deltas)))
+        assert found[-1] is bool((deltas @ deltas.sum(0) < 0).any())
+    assert 20 < sum(map(bool, found)) < 180
+
+
+def test_objectives_without_an_update_take_no_part_in_a_conflict() -> None:
+    # a and b of lengths 2 and 3 with cosine −½: 2 − 1.5 > 0 and 3 − 1 > 0; c is missing.
+    assert conflict(report()) is False
+    assert conflict(report(delta_norms={"a": 1.0, "b": 3.0, "c": NAN})) is True  # 1 − 1.5 < 0
+
+
+def test_without_updates_per_objective_nothing_is_said_of_conflict() -> None:
+    unknown = [
+        report(delta_norms={}),
+        report(delta_norms=dict.fromkeys("abc", NAN)),
+        report(cosines=torch.empty(0, 0)),
+    ]
+    assert [conflict(each) for each in unknown] == [None] * 3
+    assert math.isnan(conflict_rate(unknown))
+    assert math.isnan(conflict_rate([]))
+    assert all(row.name != "conflict" for each in unknown for row in rows(each))
+
+
+def test_the_rate_counts_the_rounds_that_can_tell() -> None:
+    yes, no = report(delta_norms={"a": 1.0, "b": 3.0}), report()
+    assert conflict_rate([yes, no, report(delta_norms={}), no]) == pytest.approx(1 / 3)
+    table = [values(list(rows(each)))["server", "", "", "conflict"] for each in (yes, no)]
+    assert table == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("angle", "ratio", "expected"),
+    [
+        # Pulls of lengths 1 and 1/r: the shorter is hurt where 1/r + cos(angle) < 0.
+        (60, 1, False), (120, 1, False), (179, 1, False),
+        (120, 1.9, False), (120, 2.1, True), (80, 100, False), (100, 100, True),
+    ],
+)  # fmt: skip
+def test_the_first_round_of_two_bowls_is_in_conflict_as_their_angle_says(
+    angle: float, ratio: float, expected: bool
+) -> None:
+    federation = Quadratic(angle=angle, scale_ratio=ratio, clients=2).build()
+    result = fit(federation, FMGDA(local_steps=1, local_lr=0.1, server_lr=0.1), rounds=1)
+    assert conflict(result.reports[0]) is expected
+    assert result.conflict_rate == float(expected)
+
+
+def test_a_run_of_fed_avg_has_no_conflict_rate() -> None:
+    result = fit(Quadratic(clients=2).build(), FedAvg(local_steps=1), rounds=2)
+    assert math.isnan(result.conflict_rate)
 
 
 # --- a run ----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -11,7 +11,7 @@ from fmol.engines.seam import Engine
 from fmol.engines.sequential import SequentialEngine
 from fmol.federation import Federation
 
-__all__ = ["EngineFactory", "SequentialEngine", "make_engine", "resolve_device"]
+__all__ = ["EngineFactory", "EngineName", "SequentialEngine", "make_engine", "resolve_device"]
 
 
 class EngineFactory(Protocol):
@@ -19,6 +19,9 @@ class EngineFactory(Protocol):
 
     def __call__(self, federation: Federation, *, seed: int, device: torch.device) -> Engine: ...
 
+
+EngineName = Literal["sequential"]
+"""What an engine is called in files and flags."""
 
 BUILT_IN: dict[str, Callable[..., Engine]] = {"sequential": SequentialEngine}
 

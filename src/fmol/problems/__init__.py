@@ -1,1 +1,186 @@
-"""Problems with known or checkable answers, for tests and benchmarks."""
+"""Problems to run: built-in ones by name, and one's own by `module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields, is_dataclass, make_dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from fmol.federation import Federation
+from fmol.options import nearest
+
+__all__ = ["PROBLEMS", "ProblemError", "find_problem"]
+
+PROBLEMS: Mapping[str, str] = {
+    "multidigits": "fmol.problems.multidigits:MultiDigits",
+    "quadratic": "fmol.problems.quadratic:Quadratic",
+    "multimnist": "fmol.problems.multimnist:MultiMNIST",
+    "river-flow": "fmol.problems.river_flow:RiverFlow",
+    "celeba": "fmol.problems.celeba:CelebA",
+    "shoppers": "fmol.problems.shoppers:Shoppers",
+    "adult": "fmol.problems.adult:Adult",
+}
+"""Name → where the problem is: a dataclass of options with `build(data_dir) -> Federation`."""
+
+
+class ProblemError(ValueError):
+    """A problem that is not where it was looked for, or cannot be used as one."""
+
+
+def find_problem(name: str) -> type:
+    """The dataclass of the problem called `name`: a built-in one, or `module:name` of one's own.
+
+    One's own is a `Federation`, a function that returns one (its arguments are the options), or a
+    dataclass with `build(data_dir)`; `module` may be a path to a file.
+
+    >>> find_problem("multidigits").__name__
+    'MultiDigits'
+    """
+    if name in PROBLEMS:
+        module, _, attribute = PROBLEMS[name].partition(":")
+        kind: type = getattr(importlib.import_module(module), attribute)
+        return kind
+    module_name, colon, attribute = name.rpartition(":")
+    if not colon:
+        hint = f"{name}:federation" if name.endswith(".py") else nearest(name, PROBLEMS)
+        raise ProblemError(
+            f"`problem` must be one of {', '.join(PROBLEMS)}, a file that ends in .toml, or your own "
+            f"as `module:name`, got {name!r}." + (f" Did you mean `{hint}`?" if hint else "")
+        )
+    module_found = _module(module_name, name)
+    if not hasattr(module_found, attribute):
+        public = [each for each in vars(module_found) if not each.startswith("_")]
+        hint = nearest(attribute, public)
+        raise ProblemError(
+            f"`{module_name}` has nothing called `{attribute}`, got `{name}`."
+            + (f" Did you mean `{module_name}:{hint}`?" if hint else "")
+        )
+    return _as_problem(getattr(module_found, attribute), name)
+
+
+def _module(module: str, reference: str) -> ModuleType:
+    if module.endswith(".py"):
+        return _file(Path(module), reference)
+    here = str(Path.cwd())
+    if here not in sys.path:  # As `python -m` does: one's own modules are where one works.
+        sys.path.insert(0, here)
+    try:
+        if module and not module.startswith("."):
+            return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # The module is there; what it imports is not.
+    raise ProblemError(
+        f"there is no module `{module}`, got `{reference}`. Run from the folder that holds it, "
+        "install it, or give the path of its file."
+    )
+
+
+def _file(path: Path, reference: str) -> ModuleType:
+    if not path.is_file():
+        raise ProblemError(f"there is no file `{path}`, got `{reference}`. Name one that is there.")
+    # Its whole path: `types.py` must not take the place of Python's own `types`.
+    name = str(path.resolve())
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # As `python file.py` does, for what lies beside it.
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[name] = found  # Dataclasses look their module up by name.
+    try:
+        spec.loader.exec_module(found)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return found
+
+
+def _as_problem(found: Any, name: str) -> type:
+    if isinstance(found, Federation):
+        return _Given.of(found, name)
+    if isinstance(found, type) and is_dataclass(found) and hasattr(found, "build"):
+        for each in fields(found):
+            _check_option(each.name, name)
+        return found
+    if callable(found) and not isinstance(found, type):
+        return _from_function(found, name)
+    raise ProblemError(
+        f"`{name}` is a {type(found).__name__}. Let it be a Federation, a function that returns one, "
+        "or a dataclass with `build(data_dir)`."
+    )
+
+
+def _check_option(option: str, name: str) -> None:
+    if option in ("name", "build"):
+        raise ProblemError(
+            f"`{name}` has an option `{option}`, a word that means something else for problems. Give "
+            "it another one."
+        )
+
+
+class _Given:
+    """A federation that is there already, as a problem without options."""
+
+    @staticmethod
+    def of(federation: Federation, name: str) -> type:
+        def build(self: Any, data_dir: str | None = None) -> Federation:
+            return federation
+
+        return make_dataclass(_class_name(name), [], namespace={"build": build}, frozen=True)
+
+
+def _from_function(function: Callable[..., Federation], name: str) -> type:
+    """The function's arguments as the fields of a dataclass whose `build` calls it."""
+    kinds = _annotations(function)
+    parameters, columns = inspect.signature(function).parameters, []
+    for each in parameters.values():
+        if each.name == "data_dir":
+            continue
+        if each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
+            raise ProblemError(
+                f"`{name}` takes `{each}`, which no option can be made of. Name its arguments."
+            )
+        _check_option(each.name, name)
+        missing = each.default is each.empty
+        guess = Any if missing or each.default is None else type(each.default)
+        kind = kinds.get(each.name, guess)
+        if each.default is None:
+            kind = kind | None
+        columns.append(
+            (each.name, kind) if missing else (each.name, kind, field(default=each.default))
+        )
+    names = [column[0] for column in columns]
+
+    def build(self: Any, data_dir: str | None = None) -> Federation:
+        values = {each: getattr(self, each) for each in names}
+        if "data_dir" in parameters:
+            values["data_dir"] = data_dir
+        return function(**values)
+
+    return make_dataclass(
+        _class_name(name), columns, namespace={"build": build}, frozen=True, kw_only=True
+    )
+
+
+def _annotations(function: Callable[..., Federation]) -> dict[str, Any]:
+    """Argument → its kind, of those that say it."""
+    inner = function.func if isinstance(function, partial) else function
+    try:
+        return get_type_hints(inner, include_extras=True)
+    except (NameError, TypeError):  # Names that only type checkers see, or an object's `__call__`.
+        return {}
+
+
+def _class_name(reference: str) -> str:
+    return reference.rpartition(":")[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fmol.federation import Federation
 from fmol.objectives import Objective, whole_set
+from fmol.options import Count, Range, check_options
 from fmol.partition import Indices, all_objectives, by_group, dirichlet, iid, make_clients
-from fmol.problems.options import check_options
+from fmol.problems.loading import DataSet
 from fmol.problems.tables import (
     Columns,
     fetch_openml,
@@ -82,31 +83,38 @@ class Adult:
     `education-num`. The published test file is held out at the server.
     """
 
-    clients: int = 10
+    clients: Annotated[int, Range(least=1, below=1000)] = 10
     """How many clients there are; `partition="by-group"` has as many as there are groups."""
     partition: Literal["iid", "by-group", "dirichlet"] = "iid"
     """People dealt at random, a client per group, or shares of each income from Dirichlet."""
     group: Literal["occupation", "education", "workclass"] = "occupation"
     """The column whose values are the clients of `partition="by-group"`."""
-    min_group: int = 500
+    min_group: Annotated[int, Range(least=10)] = 500
     """Groups with fewer people than this are merged into one client called `other`."""
-    alpha: float = 0.5
+    alpha: Annotated[float, Range(least=1e-3)] = 0.5
     """How alike the clients of `partition="dirichlet"` are: 0.1 very different, 100 nearly alike."""
     sex_as_input: bool = False
     """Whether the model sees a person's sex; without it, other inputs still tell much of it."""
-    tolerance: float = 0.05
+    tolerance: Annotated[float, Range(least=0, below=1)] = 0.05
     """The gap between the sexes at which fairness is reached (a `target`); 0 lets it pull always."""
-    width: int = 32
+    width: Count = 32
     """Units in each of the two hidden layers."""
     seed: int = 0
     """What the model's first parameters and every random split are drawn from."""
 
+    recommended: ClassVar[Mapping[str, Any]] = {
+        "rounds": 60,
+        "local_steps": 10,
+        "batch_size": 256,
+        "local_lr": 0.3,
+        "server_lr": 0.3,
+    }
+    """What to train it with, where nothing else is said."""
+    data_sets: ClassVar[tuple[DataSet, ...]] = (DataSet("adult", _FILES, "OpenML 1590"),)
+    """What is read."""
+
     def __post_init__(self) -> None:
-        check_options(
-            self,
-            least={"clients": 1, "min_group": 10, "alpha": 1e-3, "tolerance": 0, "width": 1},
-            below={"clients": 1000, "tolerance": 1},
-        )
+        check_options(self)
 
     def build(self, data_dir: str | os.PathLike[str] | None = None) -> Federation:
         """The federation, from files in `data_dir` (or `FMOL_DATA`), else from OpenML."""

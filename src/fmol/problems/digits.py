@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from fmol.federation import Federation
 from fmol.objectives import Objective
+from fmol.options import Count, Range, check_options
 from fmol.partition import Indices, all_objectives, blocks, dirichlet, iid, make_clients
-from fmol.problems.options import check_options
 from fmol.rng import stream, torch_stream
 
 __all__ = [
@@ -54,33 +54,37 @@ class Digits:
 class DigitOptions:
     """Options of every problem with two digits in one image."""
 
-    clients: int = 10
+    clients: Count = 10
     """M, how many clients there are."""
-    samples: int = 256
+    samples: Count = 256
     """Pairs of digits of each client; with "dirichlet" on average."""
     partition: Partition = "iid"
     """Clients alike, few labels a client of the left digit or of both, or Dirichlet by left label."""
-    labels_per_client: int = 2
+    labels_per_client: Annotated[int, Range(least=1, below=LABELS + 1)] = 2
     """With shards: how many labels a client has of each digit that is sharded."""
-    alpha: float = 0.5
+    alpha: Annotated[float, Range(least=1e-3)] = 0.5
     """With "dirichlet": how alike the clients are; 0.1 is very different, 100 nearly the same."""
-    test_samples: int = 1000
+    test_samples: Count = 1000
     """Pairs held out at the server, made of digits that no client has."""
     model: Network = "mlp"
     """The network: fully connected, or two convolutions; either has one linear head a digit."""
-    width: int | None = None
+    width: Count | None = None
     """Units of the last layer before the heads; None is 64 for the mlp and 50 for the lenet."""
     seed: int = 0
     """Decides pairs, partition and initial model (and the split, where there is none by custom)."""
 
     def __post_init__(self) -> None:
-        counts = ("clients", "samples", "labels_per_client", "test_samples", "width")
-        check_options(
-            self,
-            least={**dict.fromkeys(counts, 1), "alpha": 1e-3},
-            below={"labels_per_client": LABELS + 1},
-            more=lambda: _joint_problems(self),
-        )
+        check_options(self)
+
+    def joint_problems(self) -> list[str]:
+        """What is wrong with options that are right by themselves."""
+        sharded = self.partition in ("left-shards", "both-shards")
+        if not sharded or self.clients * self.labels_per_client >= LABELS:
+            return []
+        return [
+            f"{self.clients} `clients` with {self.labels_per_client} `labels_per_client` leave "
+            f"some of the {LABELS} labels to nobody: make their product at least {LABELS}."
+        ]
 
 
 @dataclass(frozen=True)
@@ -244,14 +248,3 @@ def _network(options: DigitOptions, side: int) -> nn.Module:
     with torch_stream(torch.device("cpu"), options.seed, "problem", "model"):
         network: nn.Module = kind(side) if options.width is None else kind(side, options.width)
     return network
-
-
-def _joint_problems(options: DigitOptions) -> list[str]:
-    """What is wrong with options that are right by themselves."""
-    sharded = options.partition in ("left-shards", "both-shards")
-    if not sharded or options.clients * options.labels_per_client >= LABELS:
-        return []
-    return [
-        f"{options.clients} `clients` with {options.labels_per_client} `labels_per_client` leave "
-        f"some of the {LABELS} labels to nobody: make their product at least {LABELS}."
-    ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DATA_VARIABLE", "find_folder", "not_found"]
+__all__ = ["DATA_VARIABLE", "DataSet", "find_data", "find_folder", "not_found"]
 
 DATA_VARIABLE = "FMOL_DATA"
 """The environment variable that names the folder with data sets, one folder each."""
@@ -30,6 +31,25 @@ def find_folder(
         for folder in (root / name, root):
             if all((folder / file).is_file() for file in files):
                 return folder
+    return None
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What a problem reads: a folder's name, its files, and how else they can be had."""
+
+    folder: str
+    files: tuple[str, ...]
+    """As published; each may also end in `.xz`."""
+    otherwise: str
+
+
+def find_data(data: DataSet, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder that holds a problem's files, None if there is none."""
+    for suffix in (".xz", ""):
+        found = find_folder(data.folder, [file + suffix for file in data.files], data_dir)
+        if found is not None:
+            return found
     return None
 
 

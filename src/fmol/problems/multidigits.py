@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -30,6 +32,15 @@ class MultiDigits(DigitOptions):
     >>> MultiDigits(clients=5, partition="both-shards").build()
     Federation(Mlp with 21,428 trainable parameters, 2 objectives, 5 clients)
     """
+
+    recommended: ClassVar[Mapping[str, Any]] = {
+        "rounds": 40,
+        "local_steps": 20,
+        "batch_size": 32,
+        "local_lr": 0.2,
+        "server_lr": 0.2,
+    }
+    """What to train it with, where nothing else is said."""
 
     def build(self, data_dir: str | os.PathLike[str] | None = None) -> Federation:
         """The federation. The digits come with scikit-learn: `data_dir` is not looked at."""

@@ -8,8 +8,10 @@ import math
 import os
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from fmol.federation import Federation
 from fmol.problems.digits import DigitOptions, Digits, Network, digit_federation
-from fmol.problems.loading import DATA_VARIABLE, find_folder, not_found
+from fmol.problems.loading import DATA_VARIABLE, DataSet, find_folder, not_found
 
 __all__ = ["MultiMNIST", "mnist_digits"]
 
@@ -42,6 +44,19 @@ class MultiMNIST(DigitOptions):
 
     model: Network = "lenet"
     """The network: fully connected, or two convolutions; either has one linear head a digit."""
+
+    recommended: ClassVar[Mapping[str, Any]] = {
+        "rounds": 60,
+        "local_epochs": 1,
+        "batch_size": 16,
+        "local_lr": 0.1,
+        "server_lr": 0.1,
+    }
+    """What to train it with, where nothing else is said."""
+    data_sets: ClassVar[tuple[DataSet, ...]] = (
+        DataSet("mnist", FILES, "torchvision.datasets.MNIST"),
+    )
+    """What is read."""
 
     def build(self, data_dir: str | os.PathLike[str] | None = None) -> Federation:
         """The federation, of the files in `data_dir` or where `FMOL_DATA` says, else downloaded."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fmol.federation import Client, Federation
 from fmol.minnorm import min_norm
 from fmol.objectives import Objective
+from fmol.options import Count, NotNegative, Range, check_options
 from fmol.partition import all_objectives, one_each, random_subsets
-from fmol.problems.options import check_options
 from fmol.rng import stream
 
 __all__ = ["Assignment", "Bowl", "Point", "Quadratic"]
@@ -73,36 +73,40 @@ class Quadratic:
     0.816497
     """
 
-    objectives: int = 2
+    objectives: Count = 2
     """S, how many objectives there are."""
-    dimension: int = 10
+    dimension: Count = 10
     """d, the length of x."""
-    angle: float = 90.0
+    angle: NotNegative = 90.0
     """Degrees between any two objectives' pulls at the start; the larger, the more they conflict."""
-    scale_ratio: float = 1.0
+    scale_ratio: Annotated[float, Range(least=1)] = 1.0
     """The largest objective's scale divided by the smallest's."""
-    curvature: float = 1.0
+    curvature: Annotated[float, Range(least=1)] = 1.0
     """The condition number of every bowl; 1 is a sphere."""
-    clients: int = 10
+    clients: Count = 10
     """M, how many clients there are."""
-    samples: int = 32
+    samples: Count = 32
     """Samples of each client."""
-    noise: float = 0.1
+    noise: NotNegative = 0.1
     """The standard deviation, in each coordinate, of a client's samples around the centres."""
     assignment: Assignment = "all"
     """Who holds what: everyone everything, one objective a client in turn, or random subsets."""
     seed: int = 0
     """Decides the bowls' axes, the samples and the subsets."""
 
+    recommended: ClassVar[Mapping[str, Any]] = {
+        "rounds": 60,
+        "local_steps": 5,
+        "batch_size": 16,
+    }
+    """What to train it with, where nothing else is said."""
+
     def __post_init__(self) -> None:
-        check_options(
-            self,
-            least={
-                **dict.fromkeys(("objectives", "dimension", "clients", "samples"), 1),
-                **{"angle": 0, "scale_ratio": 1, "curvature": 1, "noise": 0},
-            },
-            more=lambda: _joint_problems(self),
-        )
+        check_options(self)
+
+    def joint_problems(self) -> list[str]:
+        """What is wrong with options that are right by themselves."""
+        return _joint_problems(self)
 
     def build(self, data_dir: str | os.PathLike[str] | None = None) -> Federation:
         """The federation. No files are needed: `data_dir` is there as with every problem."""

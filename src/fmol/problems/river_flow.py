@@ -7,13 +7,15 @@ each 48 hours later (8 targets). Two separate series are joined in one file.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from fmol.federation import Federation
 from fmol.objectives import Objective, whole_set
+from fmol.options import Count, Range, check_options
 from fmol.partition import (
     Indices,
     all_objectives,
@@ -23,7 +25,7 @@ from fmol.partition import (
     one_each,
     random_subsets,
 )
-from fmol.problems.options import check_options
+from fmol.problems.loading import DataSet
 from fmol.problems.tables import (
     Columns,
     Numbers,
@@ -60,31 +62,40 @@ class RiverFlow:
     sites' scales (40-fold apart), not their difficulty, would make the min-norm weights.
     """
 
-    clients: int = 10
+    # The upper bounds leave each series training rows enough for its share of clients.
+    clients: Annotated[int, Range(least=1, below=1000)] = 10
     """How many clients there are."""
     partition: Literal["blocks", "iid"] = "blocks"
     """Each client a stretch of time of one series, or rows dealt at random."""
     assignment: Literal["all", "one-each", "subsets"] = "all"
     """Every site's forecast at every client, one each, or a random two to four."""
-    width: int = 64
+    width: Count = 64
     """Units in each of the two hidden layers."""
-    test_share: float = 0.2
+    test_share: Annotated[float, Range(least=0.01, below=0.8)] = 0.2
     """The share of each series, at its end, that is held out."""
-    gap: int = LAG + HORIZON
+    gap: Annotated[int, Range(least=HORIZON, below=500)] = LAG + HORIZON
     """Rows left out between training and held-out rows; under 48 a held-out target is an input."""
     seed: int = 0
     """What the model's first parameters and every random split are drawn from."""
 
-    def __post_init__(self) -> None:
-        check_options(
-            self,
-            least={"clients": 1, "width": 1, "test_share": 0.01, "gap": HORIZON},
-            # So that each series keeps training rows enough for its share of clients.
-            below={"clients": 1000, "test_share": 0.8, "gap": 500},
-            more=self._joint_problems,
-        )
+    recommended: ClassVar[Mapping[str, Any]] = {
+        "rounds": 60,
+        "local_steps": 10,
+        "batch_size": 64,
+        "local_lr": 0.05,
+        "server_lr": 0.05,
+    }
+    """What to train it with, where nothing else is said."""
+    data_sets: ClassVar[tuple[DataSet, ...]] = (
+        DataSet("mulan_mtr", ("rf1.arff",), "OpenML 41483"),
+    )
+    """What is read."""
 
-    def _joint_problems(self) -> list[str]:
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def joint_problems(self) -> list[str]:
+        """What is wrong with options that are right by themselves."""
         least = {
             '`partition="blocks"`': 2 if self.partition == "blocks" else 1,
             '`assignment="one-each"`': len(SITES) if self.assignment == "one-each" else 1,

@@ -10,23 +10,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fmol.federation import Federation
 from fmol.objectives import Objective, whole_set
+from fmol.options import Count, Range, check_options
 from fmol.partition import Indices, all_objectives, by_group, make_clients
-from fmol.problems.options import check_options
+from fmol.problems.loading import DataSet
 from fmol.problems.tables import (
+    AreaUnderCurve,
+    BinaryAccuracy,
+    BinaryCrossEntropy,
     Columns,
     Numbers,
     RootMeanSquare,
     SquaredError,
+    area_under_curve,
     fetch_uci,
     find_files,
     fit_encoding,
@@ -76,23 +80,32 @@ class Shoppers:
 
     group: Literal["region", "traffic", "visitor"] = "region"
     """What makes a customer group, and so a client: region, source of traffic or kind of visitor."""
-    min_group: int = 200
+    min_group: Annotated[int, Range(least=10)] = 200
     """Groups with fewer sessions than this are merged into one client called `other`."""
     assignment: Literal["all", "subsets"] = "subsets"
     """Every objective at every client, or at each the two in which its group stands out most."""
-    width: int = 32
+    width: Count = 32
     """Units in each of the two hidden layers."""
-    test_share: float = 0.2
+    test_share: Annotated[float, Range(least=0.01, below=0.9)] = 0.2
     """The share of each group that is held out."""
     seed: int = 0
     """What the model's first parameters and the held-out sessions are drawn from."""
 
+    recommended: ClassVar[Mapping[str, Any]] = {
+        "rounds": 60,
+        "local_steps": 10,
+        "batch_size": 64,
+        "local_lr": 0.1,
+        "server_lr": 0.1,
+    }
+    """What to train it with, where nothing else is said."""
+    data_sets: ClassVar[tuple[DataSet, ...]] = (
+        DataSet("online_shoppers", ("online_shoppers_intention.csv",), "UCI 468"),
+    )
+    """What is read."""
+
     def __post_init__(self) -> None:
-        check_options(
-            self,
-            least={"min_group": 10, "width": 1, "test_share": 0.01},
-            below={"test_share": 0.9},
-        )
+        check_options(self)
 
     def build(self, data_dir: str | os.PathLike[str] | None = None) -> Federation:
         """The federation, from files in `data_dir` (or `FMOL_DATA`), else from the UCI repository."""
@@ -116,9 +129,9 @@ class Shoppers:
             model=mlp([inputs.shape[1], self.width, self.width, len(OBJECTIVES)], self.seed),
             objectives=[
                 Objective(
-                    "conversion",
-                    _conversion_loss,
-                    {"accuracy": _conversion_accuracy, "auc": whole_set(_conversion_auc)},
+                    OBJECTIVES[0],
+                    BinaryCrossEntropy(0),
+                    {"accuracy": BinaryAccuracy(0), "auc": whole_set(AreaUnderCurve(0))},
                 ),
                 *(
                     Objective(
@@ -133,37 +146,6 @@ class Shoppers:
             ],
             held_out=_joined(inputs, goals, test),
         )
-
-
-def area_under_curve(scores: Tensor, labels: Tensor) -> Tensor:
-    """The share of (positive, negative) pairs that `scores` `[n]` rank rightly, ties counting half.
-
-    Without one of the two kinds there is nothing to rank, and it is 0.5, as good as chance.
-
-    >>> area_under_curve(torch.tensor([0.1, 0.4, 0.4]), torch.tensor([0, 0, 1])).item()
-    0.75
-    """
-    values, codes, counts = torch.unique(scores.double(), return_inverse=True, return_counts=True)
-    # Ties share the mean of their ranks.
-    ranks = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[codes]
-    positive = labels > 0.5
-    p, n = int(positive.sum()), int((~positive).sum())
-    if p == 0 or n == 0:
-        return torch.full((), 0.5, dtype=values.dtype, device=values.device)
-    pairs: Tensor = ranks[positive].sum() - p * (p + 1) / 2
-    return pairs / (p * n)
-
-
-def _conversion_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return binary_cross_entropy_with_logits(outputs[:, 0], targets[:, 0], reduction="none")
-
-
-def _conversion_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return ((outputs[:, 0] > 0) == (targets[:, 0] > 0.5)).float()
-
-
-def _conversion_auc(outputs: Tensor, targets: Tensor) -> Tensor:
-    return area_under_curve(outputs[:, 0], targets[:, 0])
 
 
 def _load(data_dir: str | os.PathLike[str] | None) -> Columns:

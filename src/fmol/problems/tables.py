@@ -21,17 +21,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fmol.problems.loading import find_folder, not_found
 from fmol.rng import torch_stream
 
 __all__ = [
+    "AreaUnderCurve",
+    "BinaryAccuracy",
+    "BinaryCrossEntropy",
     "Columns",
     "Encoding",
     "Numbers",
     "RootMeanSquare",
     "SquaredError",
     "Standard",
+    "area_under_curve",
     "fetch_openml",
     "fetch_uci",
     "find_files",
@@ -42,6 +47,7 @@ __all__ = [
     "numbers",
     "read_arff",
     "read_csv",
+    "read_lines",
     "tensor",
     "truths",
 ]
@@ -80,7 +86,7 @@ def read_csv(path: Path, names: Sequence[str] | None = None, comment: str | None
     """
     numbered = (
         (number, line)
-        for number, line in enumerate(_lines(path), 1)
+        for number, line in enumerate(read_lines(path), 1)
         if line.strip() and not (comment is not None and line.startswith(comment))
     )
     if names is None:
@@ -94,7 +100,7 @@ def read_csv(path: Path, names: Sequence[str] | None = None, comment: str | None
 def read_arff(path: Path) -> Columns:
     """The columns of a dense ARFF file: numeric ones as numbers, all others as text."""
     kinds: dict[str, bool] = {}
-    lines = enumerate(_lines(path), 1)
+    lines = enumerate(read_lines(path), 1)
     for number, line in lines:
         word = line.split(maxsplit=1)[0].lower() if line.strip() else ""
         if word == "@data":
@@ -141,7 +147,8 @@ def truths(column: npt.NDArray[Any], what: str = "a column") -> npt.NDArray[np.b
     return yes
 
 
-def _lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, xz-compressed if its name ends so."""
     try:
         if path.suffix == ".xz":
             with lzma.open(path, "rt", encoding="utf-8") as file:
@@ -359,3 +366,54 @@ class RootMeanSquare:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return SquaredError(self.column)(outputs, targets).mean().sqrt()
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """A loss: the cross entropy of one output column, a logit, for targets 0 and 1, `[B]`."""
+
+    column: int
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(
+            outputs[:, self.column], targets[:, self.column], reduction="none"
+        )
+
+
+@dataclass(frozen=True)
+class BinaryAccuracy:
+    """A metric: whether one output column, a logit, has the sign of its target, 0 or 1, `[B]`."""
+
+    column: int
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return ((outputs[:, self.column] > 0) == (targets[:, self.column] > 0.5)).float()
+
+
+@dataclass(frozen=True)
+class AreaUnderCurve:
+    """A metric of the whole set: `area_under_curve` of one output column."""
+
+    column: int
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return area_under_curve(outputs[:, self.column], targets[:, self.column])
+
+
+def area_under_curve(scores: Tensor, labels: Tensor) -> Tensor:
+    """The share of (positive, negative) pairs that `scores` `[n]` rank rightly, ties counting half.
+
+    Without one of the two kinds there is nothing to rank, and it is 0.5, as good as chance.
+
+    >>> area_under_curve(torch.tensor([0.1, 0.4, 0.4]), torch.tensor([0, 0, 1])).item()
+    0.75
+    """
+    values, codes, counts = torch.unique(scores.double(), return_inverse=True, return_counts=True)
+    # Ties share the mean of their ranks.
+    ranks = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[codes]
+    positive = labels > 0.5
+    p, n = int(positive.sum()), int((~positive).sum())
+    if p == 0 or n == 0:
+        return torch.full((), 0.5, dtype=values.dtype, device=values.device)
+    pairs: Tensor = ranks[positive].sum() - p * (p + 1) / 2
+    return pairs / (p * n)

@@ -1,0 +1,345 @@
+"""The commands, one function each: they read arguments, call the library and say what came out."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+from click.shell_completion import get_completion_class
+
+import fmol as package
+from fmol.cli.doctor import check_up, list_problems
+from fmol.cli.flags import AlgorithmType, ConfigCommand, ProblemType, is_file
+from fmol.cli.sweep import read_grid, run_sweep
+from fmol.cli.tables import compare_table, summary_lines
+from fmol.config import ALGORITHMS, Config, ConfigError, read_config, read_file
+from fmol.errors import FmolError
+from fmol.federation import Federation
+from fmol.listeners import Progress
+from fmol.options import OptionsError
+from fmol.problems import ProblemError
+from fmol.record import RunRecord
+from fmol.report import write_report
+from fmol.runs import RunError, RunFolder, resume, start
+from fmol.runs.folder import find_runs, new_folder
+from fmol.runs.training import StoppedError
+from fmol.training import Callback
+
+__all__ = ["fmol"]
+
+PACKAGE = Path(package.__file__).parent
+FAILED, MISUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+
+PATH = click.Path(path_type=Path)
+quiet_option = click.option("--quiet", is_flag=True, help="Says nothing but errors.")
+figures_option = click.option("--figures", type=PATH, help="Also writes PNG and SVG figures here.")
+algorithm_option = click.option(
+    "--algorithm",
+    type=AlgorithmType(),
+    help=f"{', '.join(ALGORITHMS)}  [{next(iter(ALGORITHMS))}]",
+)
+runs_argument = click.argument("runs", nargs=-1, required=True, type=PATH)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Start with: fmol run multidigits",
+)
+@click.version_option(package.__version__, prog_name="fmol")
+def fmol() -> None:
+    """Federated multi-objective learning: many clients, each with its own objectives, one model."""
+
+
+@fmol.command(cls=ConfigCommand)
+@click.argument("problem", type=ProblemType())
+@algorithm_option
+@click.option(
+    "--out",
+    type=PATH,
+    help="The run's folder; must be new or empty.  [a new one under runs/]",
+)
+@quiet_option
+@click.pass_context
+def run(ctx: click.Context, problem: str, algorithm: str, out: Path | None, quiet: bool) -> None:
+    """Trains on PROBLEM, into a run folder with a report.
+
+    PROBLEM is a built-in problem (`fmol problems` lists them), a config file that ends in .toml, or
+    your own federation as package.module:name or file.py:name.
+    """
+    with errors():
+        config = _config(problem, ConfigCommand.flags(ctx))
+        out = out or new_folder("runs", config.problem, config.algorithm, config.run.seed)
+        command = shlex.join(["fmol", *sys.argv[1:]])
+        console = Console(quiet)
+        with console, terminable():
+            result = start(config, out, command=command, watch=console.watch, say=console.say)
+        console.print(*summary_lines(RunFolder(out), result))
+
+
+@fmol.command(cls=ConfigCommand)
+@click.argument("run_folder", metavar="RUN", type=PATH)
+@click.option("--algorithm", metavar="NAME", hidden=True)
+@click.option(
+    "--anyway", is_flag=True, help="Goes on with another fmol, torch or device than it began with."
+)
+@quiet_option
+@click.pass_context
+def resume_command(
+    ctx: click.Context, run_folder: Path, algorithm: str, anyway: bool, quiet: bool
+) -> None:
+    """Goes on with a run from its last good checkpoint, to the same end as without the break.
+
+    --rounds goes on to another number of rounds. Flags that would change results are refused.
+    """
+    with errors():
+        folder = RunFolder.open(run_folder)
+        flags = ConfigCommand.flags(ctx)
+        console = Console(quiet)
+        with console, terminable():
+            result = resume(
+                folder.path, flags=flags, anyway=anyway, watch=console.watch, say=console.say
+            )
+        console.print(*summary_lines(folder, result))
+
+
+resume_command.name = "resume"
+fmol.add_command(resume_command, "resume")
+fmol.commands.pop("resume-command", None)
+
+
+@fmol.command()
+@runs_argument
+@click.option("--out", type=PATH, help="The file to write.  [report.html in the folder]")
+@click.option("--alone", type=PATH, help="A run of `alone` to compare gains with.")
+@click.option("--figures", type=PATH, help="Also writes PNG and SVG figures here.")
+@quiet_option
+def report(
+    runs: Sequence[Path], out: Path | None, alone: Path | None, figures: Path | None, quiet: bool
+) -> None:
+    """Writes the report of each RUN anew, finished or not: report.html in its folder, or --out."""
+    with errors():
+        console = Console(quiet)
+        folders = find_runs(runs)
+        if out is not None and len(folders) > 1:
+            raise RunError(
+                f"`--out` names one file and there are {len(folders)} runs. Use `compare`."
+            )
+        baseline = RunFolder.open(alone).record() if alone else None
+        for folder in folders:
+            path = write_report(out or folder.report, [folder.record()], alone=baseline)
+            console.print(f"report: {path}")
+            if figures is not None:
+                to = figures if len(folders) == 1 else figures / folder.path.name
+                console.print(*_write_figures(to, [folder.record()]))
+
+
+@fmol.command()
+@runs_argument
+@click.option(
+    "--out",
+    type=PATH,
+    default=Path("comparison.html"),
+    show_default=True,
+    help="The report to write.",
+)
+@click.option("--figures", type=PATH, help="Also writes PNG and SVG figures here.")
+@quiet_option
+def compare(runs: Sequence[Path], out: Path, figures: Path | None, quiet: bool) -> None:
+    """Puts several RUNs (or folders of runs) into one report, seeds of one setting with a band."""
+    with errors():
+        console = Console(quiet)
+        records = [folder.record() for folder in find_runs(runs)]
+        console.print(*compare_table(records))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        console.print(f"report: {write_report(out, records)}")
+        if figures is not None:
+            console.print(*_write_figures(figures, records))
+
+
+@fmol.command(cls=ConfigCommand)
+@click.argument("problem", type=ProblemType())
+@algorithm_option
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="KEY=A,B,…",
+    help="Values to try of one key; every combination of all grids is a run. Also `[sweep]` in a file.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time."
+)
+@click.option("--out", type=PATH, help="The sweep's folder.  [a new one under runs/]")
+@quiet_option
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    problem: str,
+    algorithm: str,
+    grid: Sequence[str],
+    jobs: int,
+    out: Path | None,
+    quiet: bool,
+) -> None:
+    """Runs every combination of some options on PROBLEM, and compares them in one report.
+
+    Started again with the same --out, finished runs are kept and unfinished ones go on.
+    """
+    with errors():
+        tables = _tables(problem)
+        combinations = read_grid(tables.pop("sweep", {}), grid)
+        flags = ConfigCommand.flags(ctx) | ({} if is_file(problem) else {"problem": problem})
+        console = Console(quiet)
+        with console, terminable():
+            folder, failed = run_sweep(tables, flags, combinations, out, jobs, console)
+        records = [
+            RunFolder(each.parent).record() for each in sorted(folder.glob("*/summary.json"))
+        ]
+        if records:
+            console.print(*compare_table(records))
+            console.print(f"report: {write_report(folder / 'comparison.html', records)}")
+        if failed:
+            raise RunError(
+                f"{len(failed)} of {len(combinations)} runs failed: {', '.join(failed)}."
+            )
+
+
+@fmol.command()
+@click.argument("name", required=False, type=ProblemType())
+@click.option("--data-dir", type=PATH, help="The folder with data sets.")
+def problems(name: str | None, data_dir: Path | None) -> None:
+    """Lists the built-in problems and whether their data are found; with NAME, its options."""
+    with errors():
+        click.echo("\n".join(list_problems(name, data_dir)))
+
+
+@fmol.command()
+@click.option("--data-dir", type=PATH, help="The folder with data sets.")
+def doctor(data_dir: Path | None) -> None:
+    """Says what is installed and found: versions, devices, extras, data."""
+    with errors():
+        click.echo("\n".join(check_up(data_dir)))
+
+
+@fmol.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Prints what makes SHELL complete fmol's commands, flags and their values.
+
+    For bash: put `eval "$(fmol completion bash)"` into ~/.bashrc; alike for zsh. For fish:
+    fmol completion fish > ~/.config/fish/completions/fmol.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(fmol, {}, "fmol", "_FMOL_COMPLETE").source())
+
+
+# ---- what commands share ---------------------------------------------------------------------
+
+
+class Console:
+    """What a person at a terminal sees: progress on stderr, results on stdout; or nothing."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self._progress: Progress | None = None
+
+    def watch(self, federation: Federation, done: int, rounds: int) -> Sequence[Callback]:
+        """A progress line for a run that begins."""
+        self.close()
+        self._progress = Progress(federation.names, rounds, quiet=self.quiet, start=done)
+        return [self._progress]
+
+    def say(self, text: str) -> None:
+        """Something that goes on, or went otherwise than asked for."""
+        if self._progress is not None:
+            self._progress.say(text)
+        elif not self.quiet:
+            click.echo(text, err=True)
+
+    def print(self, *lines: str) -> None:
+        """Results."""
+        self.close()
+        if not self.quiet:
+            click.echo("\n".join(lines))
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Lets SIGTERM, by which clusters stop a job, do what Ctrl-C does: checkpoint and stop."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt("terminated")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Turns what was foreseen into a sentence and an exit code; lets the unforeseen show itself."""
+    try:
+        yield
+    except StoppedError as error:
+        click.echo(str(error), err=True)
+        terminated = isinstance(error.__cause__, KeyboardInterrupt) and error.__cause__.args
+        sys.exit(TERMINATED if terminated else INTERRUPTED)
+    except KeyboardInterrupt:
+        click.echo("stopped; no round was done, nothing is lost", err=True)
+        sys.exit(INTERRUPTED)
+    except (ConfigError, ProblemError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(MISUSED)
+    except (RunError, FmolError, OptionsError, ImportError, OSError, ValueError) as error:
+        if not (isinstance(error, RunError | FmolError) or _is_ours(error)):
+            traceback.print_exc()
+            sys.exit(FAILED)
+        click.echo(f"error: {error}", err=True)
+        sys.exit(FAILED)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether fmol itself raised it, with a sentence for people; elsewhere a traceback says more."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(PACKAGE)
+
+
+def _tables(problem: str) -> dict[str, Any]:
+    if not is_file(problem):
+        return {}
+    if not Path(problem).is_file():
+        raise RunError(f"there is no file `{problem}`. Name a config file that is there.")
+    return read_file(Path(problem))
+
+
+def _config(problem: str, flags: dict[str, str]) -> Config:
+    tables = _tables(problem)
+    tables.pop("sweep", None)
+    return read_config(tables, flags if is_file(problem) else {**flags, "problem": problem})
+
+
+def _write_figures(folder: Path, records: Sequence[RunRecord]) -> list[str]:
+    from fmol.figures import write_figures
+
+    return [f"figure: {path}" for path in write_figures(folder, records)]

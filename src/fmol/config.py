@@ -1,0 +1,473 @@
+"""A run as a config file says it: the problem, the algorithm and how to train, checked as a whole.
+
+A file and the flags of a command line are two spellings of the same thing: a flag is a key of the file,
+and its text a value. Everything that is wrong is said at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from functools import cached_property
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedAvg
+from fmol.engines import EngineName
+from fmol.federation import Federation
+from fmol.options import (
+    Choices,
+    Count,
+    Option,
+    OptionsError,
+    Range,
+    check_options,
+    explain_options,
+    list_options,
+    nearest,
+    parse_text,
+    read_options,
+)
+from fmol.participation import Everyone, Fraction, Number, Participation, Stratified
+from fmol.problems import PROBLEMS, ProblemError, find_problem
+from fmol.rounds import Algorithm
+from fmol.rules import Fixed, MinNorm, Rule
+from fmol.schedules import Cosine, InverseSqrt, StepDecay, Warmup
+
+__all__ = [
+    "ALGORITHMS",
+    "CHOICES",
+    "Config",
+    "ConfigError",
+    "RunOptions",
+    "Source",
+    "find_source",
+    "plain_value",
+    "read_config",
+    "read_file",
+    "recommended_options",
+    "toml_value",
+]
+
+ALGORITHMS: Mapping[str, type] = {
+    "fsmgda": FSMGDA,
+    "fmgda": FMGDA,
+    "fedavg": FedAvg,
+    "smgd": SMGD,
+    "mgd": MGD,
+    "alone": Alone,
+}
+"""What an algorithm is called in files and flags; the first is the default."""
+
+CHOICES: Choices = {
+    Callable[[int], float]: {
+        "cosine": Cosine,
+        "step-decay": StepDecay,
+        "inverse-sqrt": InverseSqrt,
+        "warmup": Warmup,
+    },
+    Rule: {"min-norm": MinNorm, "fixed": Fixed},
+    Participation: {
+        "everyone": Everyone,
+        "fraction": Fraction,
+        "number": Number,
+        "stratified": Stratified,
+    },
+}
+"""What can be named where an option is more than a value: `{name = "cosine", start = 0.1, …}`."""
+
+TABLES = ("problem", "algorithm")
+PREFIX = "problem_"
+"""Before the flag of a problem's option whose own name is taken: `--problem-seed`."""
+TAKEN = frozenset({*TABLES, "out", "quiet", "grid", "jobs", "anyway", "help"})
+"""Flags that are no options of anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run goes, whatever is trained and by which algorithm."""
+
+    rounds: Annotated[int, Range(least=0)] = 40
+    """How many rounds to train."""
+    seed: Annotated[int, Range(least=0)] = 0
+    """What batches, cohorts and everything else random in training are drawn from."""
+    engine: EngineName = "sequential"
+    """Where clients compute: one after the other in this process."""
+    device: str = "auto"
+    """A device as torch names it; auto is the first CUDA device, or the CPU where there is none."""
+    participation: Participation = field(default_factory=Everyone)
+    """Who takes part in a round: everyone, or a fraction, number or stratified with its options."""
+    evaluate: Literal["all", "cohort"] | Count | None = None
+    """Over whom losses are reported: all clients, the cohort, or that many; none is by their number."""
+    evaluate_every: Count = 1
+    """Losses are measured in every so many rounds."""
+    stop_at: float | Mapping[str, float] | None = None
+    """Ends the run once every loss, or each one named, is at or below this."""
+    true_gradients_every: Count | None = None
+    """Measures stationarity with true gradients every so many rounds; costs a pass over all data."""
+    checkpoint_every: Count | None = None
+    """Rounds between checkpoints; none is every 10 rounds and at least every minute."""
+    threads: Count | None = None
+    """How many threads torch uses; none is its own choice. One is often fastest for small models."""
+    data_dir: str | None = None
+    """The folder with data sets; none looks where FMOL_DATA says."""
+    tensorboard: bool = False
+    """Also writes TensorBoard's event files into the run folder."""
+    mlflow: str | None = None
+    """Also sends the metrics to this MLflow tracking URI."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+class ConfigError(ValueError):
+    """All that is wrong with a config, a sentence each in `problems`."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        head = "1 thing is" if len(problems) == 1 else f"{len(problems)} things are"
+        super().__init__("\n".join([f"{head} wrong with the configuration:", *problems]))
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run, complete: every option has its value."""
+
+    problem: str
+    """The name of a built-in problem, or `module:name` of one's own."""
+    problem_options: Any
+    """The problem's dataclass; `build(data_dir)` gives the federation."""
+    algorithm: str
+    algorithm_options: Algorithm
+    run: RunOptions
+    notes: tuple[str, ...] = ()
+    """What was not taken as given, in words."""
+
+    def build(self) -> Federation:
+        """The federation to train."""
+        built = self.problem_options.build(self.run.data_dir)
+        if not isinstance(built, Federation):
+            raise ConfigError(
+                [
+                    f"`{self.problem}` gave a {type(built).__name__} where a Federation was "
+                    "expected. Return fmol.Federation(…) from it."
+                ]
+            )
+        return built
+
+    @cached_property
+    def tables(self) -> dict[str, Any]:
+        """Every option as a config file has it: run options, and a table for problem and algorithm."""
+        return {
+            **_values(self.run),
+            "problem": {"name": self.problem, **_values(self.problem_options)},
+            "algorithm": {"name": self.algorithm, **_values(self.algorithm_options)},
+        }
+
+    def to_toml(self) -> str:
+        """The config as a file that explains itself, and that reads back as the same config."""
+        lines = _toml_lines(_values(self.run), explain_options(RunOptions))
+        for table, name, options in (
+            ("problem", self.problem, self.problem_options),
+            ("algorithm", self.algorithm, self.algorithm_options),
+        ):
+            lines += ["", f"[{table}]", f"name = {toml_value(name)}"]
+            lines += _toml_lines(_values(options), explain_options(type(options)))
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a config is made of before it is checked: which problem and algorithm, and what is known
+    of their options. A command line shows its flags from this."""
+
+    problem: str
+    problem_kind: type
+    algorithm: str
+    algorithm_kind: type
+
+    def flags(self) -> dict[str, dict[str, Option]]:
+        """Table → flag's name → option; a problem's option whose name is taken has a prefix."""
+        run = {n: o for n, o in list_options(RunOptions).items() if _settable(o)}
+        algorithm = {n: o for n, o in list_options(self.algorithm_kind).items() if _settable(o)}
+        problem = {}
+        for name, option in list_options(self.problem_kind).items():
+            if _settable(option):
+                taken = name in run or name in algorithm or name in TAKEN
+                problem[PREFIX + name if taken else name] = option
+        return {"run": run, "algorithm": algorithm, "problem": problem}
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; raises `ConfigError` where it is none."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # Some editors put a mark before the text.
+        return tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"`{path}` is not text in UTF-8: {error}. Save it as UTF-8."]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([f"`{path}` is not valid TOML: {error}."]) from error
+
+
+def find_source(tables: Mapping[str, Any], flags: Mapping[str, str]) -> Source:
+    """Which problem and algorithm are meant; raises `ConfigError` where that cannot be told."""
+    problems: list[str] = []
+    names = {}
+    for table, default in (("problem", None), ("algorithm", next(iter(ALGORITHMS)))):
+        given = tables.get(table)
+        name = flags.get(table) or (given.get("name") if isinstance(given, Mapping) else given)
+        names[table] = name if name is not None else default
+        if names[table] is None:
+            problems.append(
+                '`problem` must be given: `[problem]` with `name = "…"`. Built in are '
+                f"{', '.join(PROBLEMS)}."
+            )
+        elif not isinstance(names[table], str):
+            problems.append(f"`{table}` must be a name, got {names[table]!r}.")
+    kinds: dict[str, type] = {}
+    if isinstance(names["problem"], str):
+        try:
+            kinds["problem"] = find_problem(names["problem"])
+        except ProblemError as error:
+            problems.append(str(error))
+    if isinstance(names["algorithm"], str):
+        chosen = names["algorithm"].lower()
+        if chosen in ALGORITHMS:
+            names["algorithm"], kinds["algorithm"] = chosen, ALGORITHMS[chosen]
+        else:
+            hint = nearest(chosen, ALGORITHMS)
+            problems.append(
+                f"`algorithm` must be one of {list(ALGORITHMS)}, got {names['algorithm']!r}."
+                + (f" Did you mean `{hint}`?" if hint else "")
+            )
+    if problems:
+        raise ConfigError(problems)
+    return Source(
+        str(names["problem"]), kinds["problem"], str(names["algorithm"]), kinds["algorithm"]
+    )
+
+
+def read_config(
+    tables: Mapping[str, Any] | None = None, flags: Mapping[str, str] | None = None
+) -> Config:
+    """The config that a file's `tables` and a command line's `flags` make; flags win.
+
+    Flags are by option name, with underscores, `problem` and `algorithm` among them. What is given
+    nowhere is what the problem recommends, else the option's own default. Raises `ConfigError` with
+    all that is wrong.
+
+    >>> config = read_config({"problem": "multidigits", "rounds": 5}, {"local_steps": "3"})
+    >>> config.run.rounds, config.algorithm, config.algorithm_options.local_steps
+    (5, 'fsmgda', 3)
+    """
+    tables, flags = dict(tables or {}), dict(flags or {})
+    given: dict[str, dict[str, Any]] = {
+        "run": {name: value for name, value in tables.items() if name not in TABLES},
+        "problem": _table(tables, "problem"),
+        "algorithm": _table(tables, "algorithm"),
+    }
+    try:
+        source = find_source(tables, flags)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *_run_problems(given["run"], flags)]) from error
+    problems, notes = [], []
+    if flags.get("algorithm") and _table_name(tables, "algorithm") not in (
+        None,
+        source.algorithm,
+    ):
+        notes += _drop_foreign(given["algorithm"], source)
+    if flags.get("problem") and _table_name(tables, "problem") not in (None, source.problem):
+        given["problem"] = {}
+    known = source.flags()
+    for name, text in flags.items():
+        if name in TABLES:
+            continue
+        place = next((table for table in known if name in known[table]), None)
+        if place is None:
+            problems.append(_unknown_flag(name, text, known, source))
+        else:
+            option = known[place][name]
+            given[place][option.name] = parse_text(option.kind, text)
+    problems += _take_out_misplaced(given, source)
+    _recommend(given, source)
+    read: dict[str, Any] = {}
+    for table, kind, called in (
+        ("run", RunOptions, "the run"),
+        ("problem", source.problem_kind, f"problem {source.problem}"),
+        ("algorithm", source.algorithm_kind, f"algorithm {source.algorithm}"),
+    ):
+        try:
+            read[table] = read_options(kind, given[table], CHOICES, called=called)
+        except OptionsError as error:
+            mark = "" if table == "run" else f"[{table}] "
+            problems += [f"{mark}{text}" for text in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    return Config(
+        source.problem,
+        read["problem"],
+        source.algorithm,
+        read["algorithm"],
+        read["run"],
+        tuple(notes),
+    )
+
+
+def _run_problems(given: Mapping[str, Any], flags: Mapping[str, str]) -> list[str]:
+    """What is wrong with the run's own options, where it cannot be told which others there are."""
+    known = list_options(RunOptions)
+    texts = {n: parse_text(known[n].kind, text) for n, text in flags.items() if n in known}
+    values = {name: value for name, value in given.items() if name in known}
+    try:
+        read_options(RunOptions, {**values, **texts}, CHOICES, called="the run")
+    except OptionsError as error:
+        return list(error.problems)
+    return []
+
+
+def _take_out_misplaced(given: Mapping[str, dict[str, Any]], source: Source) -> list[str]:
+    """Takes out keys of a file that stand in another's table, and tables that are misspelt."""
+    kinds = {
+        "run": RunOptions,
+        "problem": source.problem_kind,
+        "algorithm": source.algorithm_kind,
+    }
+    known = {table: list_options(kind) for table, kind in kinds.items()}
+    problems = []
+    for table, values in given.items():
+        for name in [each for each in values if each not in known[table]]:
+            homes = [each for each in known if name in known[each]]
+            hint = nearest(name, TABLES) if isinstance(values[name], Mapping) else None
+            if homes:
+                place = "at the top, above all tables" if homes == ["run"] else f"into [{homes[0]}]"
+                mark = "" if table == "run" else f"[{table}] "
+                problems.append(f"{mark}`{name}` is in the wrong place: put it {place}.")
+            elif table == "run" and hint:
+                problems.append(f"`[{name}]` is not a table of a config. Did you mean `[{hint}]`?")
+            else:
+                continue
+            del values[name]
+    return problems
+
+
+def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = tables.get(name)
+    return {k: v for k, v in table.items() if k != "name"} if isinstance(table, Mapping) else {}
+
+
+def _table_name(tables: Mapping[str, Any], name: str) -> str | None:
+    table = tables.get(name)
+    return table.get("name") if isinstance(table, Mapping) else table
+
+
+def _drop_foreign(options: dict[str, Any], source: Source) -> list[str]:
+    """Takes out what a file says for another algorithm than the one asked for; says so."""
+    foreign = [name for name in options if name not in list_options(source.algorithm_kind)]
+    for name in foreign:
+        del options[name]
+    return [
+        f"`{name}` of the file is no option of {source.algorithm}: left out." for name in foreign
+    ]
+
+
+def _unknown_flag(
+    name: str, text: str, known: Mapping[str, Mapping[str, Option]], source: Source
+) -> str:
+    everything = {each: table for table, options in known.items() for each in options}
+    hint = nearest(name, [*everything, *TABLES])
+    flag = "--" + name.replace("_", "-")
+    return (
+        f"`{flag}` is not an option of the run, of problem {source.problem} or of algorithm "
+        f"{source.algorithm}, got {text!r}. "
+        + (f"Did you mean `--{hint.replace('_', '-')}`?" if hint else "`--help` lists them.")
+    )
+
+
+def _recommend(given: Mapping[str, dict[str, Any]], source: Source) -> None:
+    """Fills in what the problem recommends where nothing was said."""
+    recommended = recommended_options(source.problem_kind)
+    if {"local_steps", "local_epochs"} & set(given["algorithm"]):
+        recommended = {
+            k: v for k, v in recommended.items() if k not in ("local_steps", "local_epochs")
+        }
+    for table, kind in (("run", RunOptions), ("algorithm", source.algorithm_kind)):
+        for name in list_options(kind):
+            if name in recommended and name not in given[table]:
+                given[table][name] = recommended[name]
+
+
+def recommended_options(problem: type) -> dict[str, Any]:
+    """Options of run and algorithm that suit a problem, where nothing else is said."""
+    own: Mapping[str, Any] = getattr(problem, "recommended", {})
+    return {**own} if {"local_steps", "local_epochs"} & set(own) else {"local_steps": 10, **own}
+
+
+def _settable(option: Option) -> bool:
+    """Whether an option can be written down: not one that only Python can give."""
+    return option.name != "transforms"
+
+
+# ---- TOML ------------------------------------------------------------------------------------
+
+
+def _values(options: Any) -> dict[str, Any]:
+    """Option → value as a config file has it."""
+    return {
+        name: plain_value(getattr(options, name))
+        for name, option in list_options(type(options)).items()
+        if _settable(option)
+    }
+
+
+def plain_value(value: Any) -> Any:
+    """A value as TOML and JSON know it."""
+    if value is None:
+        return "none"
+    if isinstance(value, tuple | list):
+        return [plain_value(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(name): plain_value(each) for name, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        for named in CHOICES.values():
+            for name, kind in named.items():
+                if type(value) is kind:
+                    return {"name": name, **_values(value)}
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return str(value) if isinstance(value, Path) else repr(value)
+
+
+def _toml_lines(values: Mapping[str, Any], help: Mapping[str, str]) -> list[str]:
+    lines = []
+    for name, value in values.items():
+        lines += [f"# {help[name]}"] if help.get(name) else []
+        lines.append(f"{name} = {toml_value(value)}")
+    return lines
+
+
+def toml_value(value: Any) -> str:
+    """A value of `plain_value` as TOML writes it."""
+    # The standard library reads TOML and does not write it; no library writes the comments that
+    # make a config explain itself.
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        pairs = (f"{_toml_key(name)} = {toml_value(each)}" for name, each in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_value(each) for each in value) + "]"
+    return repr(value)
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
