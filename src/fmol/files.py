@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["sync_folder", "write_whole"]
+__all__ = ["is_leftover", "sync_folder", "write_whole"]
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
@@ -30,6 +30,11 @@ def write_whole(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether `path` is the temporary file of a process that was killed while it wrote."""
+    return path.name.startswith(".") and path.suffix == ".tmp"
 
 
 def sync_folder(folder: Path) -> None:

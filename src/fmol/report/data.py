@@ -126,14 +126,9 @@ def group_records(records: Sequence[RunRecord]) -> list[tuple[str, list[int]]]:
 
 
 def _without_seed(record: RunRecord) -> str:
-    def strip(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(k): strip(v) for k, v in value.items() if k != "seed"}
-        return value
-
-    said = strip(record.config)
-    key = said if said else record.name
-    return json.dumps([record.algorithm, key], sort_keys=True, default=str)
+    # The run's own seed: that of a problem makes other data, which is another setting.
+    said = {key: value for key, value in record.config.items() if key != "seed"}
+    return json.dumps([record.algorithm, said or record.name], sort_keys=True, default=str)
 
 
 def _common_name(records: Sequence[RunRecord]) -> str:

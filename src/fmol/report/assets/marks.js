@@ -100,7 +100,7 @@ function drawLines(what, width, look, exporting) {
     const bands = panel.series.flatMap((s) => s.band || []);
     const top = cell.y + (panel.title ? 24 : 8), bottom = cell.y + height - (single ? 18 : 32);
     const ys = scale({
-      values: [...all.map((p) => p[1]), ...bands.flatMap((b) => [b[1], b[2]])], ...what.y, from: bottom, to: top, room: 34,
+      values: [...all.map((p) => p[1]), ...bands.flatMap((b) => [b[1], b[2]])], ...what.y, from: bottom, to: top, room: single ? 42 : 34,
     });
     const outer = cell.x + side, ticks = Math.max(...ys.ticks.map((t) => textWidth(ys.text(t))), 10);
     const box = { page: width, outer, left: outer + ticks + (cell.leftmost ? 30 : 22), right: cell.x + side + cell.width - 14, top, bottom };

@@ -144,6 +144,8 @@ function summary() {
   const scores = groups.map((_, g) => [falls(g).filter(known), g]).filter(([v, g]) => v.length && !firstRun(g).alone).map(([v, g]) => [mean(v), Math.max(...v), g]);
   if (!scores.length) return "No training loss was measured in these runs.";
   const best = [...scores].sort((a, b) => a[0] - b[0])[0], worst = [...scores].sort((a, b) => a[1] - b[1])[0];
+  const worstOf = Math.max(...scores.map((s) => s[0]));
+  if (scores.length > 1 && worstOf <= 1.01 * best[0]) return `All runs end with about the same training loss: on average over objectives ${percent(best[0])} of where they started.`;
   const about = `\`${groups[best[2]].label}\` ends with the lowest training loss on average over objectives, ${percent(best[0])} of where it started`;
   return best[2] === worst[2] ? `${about}; its worst objective is also the best of all runs' worst, at ${percent(worst[1])}.`
     : `${about}; the worst-off objective does best in \`${groups[worst[2]].label}\`, at ${percent(worst[1])}.`;
@@ -213,7 +215,13 @@ function compareTable() {
     const lower = betterOf(measure) === "lower", higher = betterOf(measure) === "higher";
     const values = groups.map((_, g) => objectives.map((_, s) => finals(g, s, measure)));
     const means = values.map((row) => row.map((v) => (v.length ? mean(v) : null)));
-    const best = (pickOf) => { const found = means.map((row, g) => (firstRun(g).alone ? null : pickOf(row))); const k = found.filter(known); const top = k.length > 1 && (lower ? Math.min(...k) : higher ? Math.max(...k) : null); return found.map((v) => known(v) && top !== false && v === top); };
+    const best = (pickOf) => { 
+      // Within one percent of the best is as good as the best; where all are, none stands out.
+      const found = means.map((row, g) => (firstRun(g).alone ? null : pickOf(row))), k = found.filter(known);
+      if (k.length < 2 || !(lower || higher)) return found.map(() => false);
+      const top = lower ? Math.min(...k) : Math.max(...k), near = (v) => known(v) && Math.abs(v - top) <= 0.01 * Math.abs(top);
+      return k.every(near) ? found.map(() => false) : found.map(near);
+    };
     const overall = (row) => { const k = row.filter(known); return k.length ? mean(k) : null; };
     const bold = objectives.map((_, s) => best((row) => row[s])), boldAll = best(overall);
     const head = ["run", "seeds", "rounds", ...(objectives.length > 1 ? ["mean of all"] : []), ...objectives];
@@ -226,7 +234,7 @@ function compareTable() {
   };
   const choose = pick("Measure", measures.map((m) => [m, measureName(m)]), "loss", show);
   const alone = groups.some((_, g) => firstRun(g).alone) ? " In a run of `Alone` each client is measured at its own model, so it is left out of that." : "";
-  const node = [el("h3", {}, "Where each run ended"), el("p", { class: "say" }, prose(`The best of each column is bold${seeds > 1 ? "; mean ± standard deviation over seeds" : ""}.${alone}`)), el("div", { class: "controls" }, choose.node), box];
+  const node = [el("h3", {}, "Where each run ended"), el("p", { class: "say" }, prose(`The best of each column is bold, with what is within one percent of it${seeds > 1 ? "; mean ± standard deviation over seeds" : ""}.${alone}`)), el("div", { class: "controls" }, choose.node), box];
   show("loss");
   return node;
 }
@@ -305,8 +313,9 @@ function losses() {
 // ---- weights and direction -------------------------------------------------------------------
 
 function weightsCard() {
-  const id = "weights", state = { group: groups.findIndex((_, g) => !firstRun(g).alone), view: manyObjectives ? "map" : "stack" };
-  if (state.group < 0) state.group = 0;
+  const id = "weights", state = { group: 0, view: manyObjectives ? "map" : "stack" };
+  // Weights that are found are more to look at than weights that are given.
+  state.group = Math.max(0, [(g) => firstRun(g).scalars.gap, (g) => !firstRun(g).alone].map((wanted) => groups.findIndex((_, g) => wanted(g))).find((g) => g >= 0) ?? 0);
   const controls = [choice("Kind of chart", [["stack", "stacked"], ["lines", "lines"], ["map", "map"]], state.view, (v) => { state.view = v; redraw(id)(); })];
   if (comparing) controls.unshift(pick("Run", groupOptions(), state.group, (v) => { state.group = Number(v); redraw(id)(); }));
   return makeCard({
@@ -698,6 +707,19 @@ function copyButton(text) {
   } }, "copy");
   return button;
 }
+/** A configuration as its file has it, one block per table. */
+function tomlOf(pairs) {
+  const tables = new Map();
+  for (const [key, value] of pairs) {
+    const [, head, rest] = key.match(/^([^.]+)\.(.+)$/s) || [null, "", key];
+    tables.set(head, [...(tables.get(head) || []), `${rest} = ${value}`]);
+  }
+  const text = [...tables].map(([head, lines]) => `${head ? `[${head}]\n` : ""}${lines.join("\n")}\n`).join("\n");
+  return [
+    el("div", { class: "tomls" }, [...tables].map(([head, lines]) => el("div", { class: "code" }, el("pre", {}, el("code", {}, head ? [el("b", {}, `[${head}]`), "\n"] : null, lines.join("\n")))))),
+    el("p", { class: "say" }, copyButton(text), " all of it, for a config file"),
+  ];
+}
 function methods() {
   const firsts = groups.map((_, g) => firstRun(g));
   const tableOfPairs = (which, label) => {
@@ -706,16 +728,18 @@ function methods() {
     const value = (r, k) => (r[which].find(([key]) => key === k) || [null, "–"])[1];
     const same = (k) => firsts.every((r) => value(r, k) === value(firsts[0], k));
     const differing = keys.filter((k) => !same(k)), equal = keys.filter(same);
-    const body = [
-      ...differing.map((k) => el("tr", { class: "differs" }, el("th", { scope: "row" }, el("code", {}, k)), firsts.map((r) => el("td", {}, el("code", {}, value(r, k)))))),
-      ...equal.map((k) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, k)), el("td", { colspan: firsts.length }, el("code", {}, value(firsts[0], k))))),
+    const row = (k) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, k)), firsts.map((r) => el("td", {}, el("code", {}, value(r, k)))));
+    const common = equal.length ? table(["", "value"], equal.map((k) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, k)), el("td", {}, el("code", {}, value(firsts[0], k))))), label) : null;
+    if (!comparing) return common;
+    return [
+      differing.length ? table(["", ...groups.map((g) => g.label)], differing.map(row), `${label}: what differs`) : el("p", { class: "nothing" }, "The same in all runs."),
+      common ? el("details", {}, el("summary", {}, `${whole(equal.length)} ${equal.length === 1 ? "entry" : "entries"} the same in all`), common) : null,
     ];
-    return table(["", ...(comparing ? groups.map((g) => g.label) : ["value"])], body, label);
   };
   const commands = runs.filter((r) => r.command).map((r) => el("div", { class: "command" }, runs.length > 1 ? el("p", { class: "say" }, `${r.name}, seed ${r.seed}`) : null, el("div", { class: "code" }, el("pre", {}, el("code", {}, r.command)), copyButton(r.command))));
   const folded = commands.length > 3 ? [commands.slice(0, 2), el("details", {}, el("summary", {}, `${commands.length - 2} more`), commands.slice(2))] : commands;
   section("methods", "How it was done", comparing ? "What differs between the runs stands first." : "",
-    el("h3", {}, "Configuration"), tableOfPairs("config", "Configuration"),
+    el("h3", {}, "Configuration"), single && runs[0].config.length ? tomlOf(runs[0].config) : tableOfPairs("config", "Configuration"),
     el("h3", {}, "Environment"), tableOfPairs("environment", "Environment"),
     el("h3", {}, "Do it again"), commands.length ? folded : el("p", { class: "nothing" }, "No command was recorded with this run."));
 }
