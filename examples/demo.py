@@ -1,25 +1,36 @@
-"""Two digits in one image, ten clients, two objectives: FSMGDA beside FedAvg.
+"""Two digits in one image, ten clients, two objectives: FSMGDA beside FedAvg, and a report.
 
-    python examples/demo.py [--rounds 40]
+    python examples/demo.py [--rounds 40] [--out runs/demo-…]
 
 Each image shows two of scikit-learn's bundled 8×8 digits, one up left and one down right, with a
 corner of overlap. "left" and "right" are the two objectives; one small network with two heads learns
 both. Every client sees at most two left labels (all right ones), so on "left" the clients disagree.
 All numbers are measured in this run: losses on the clients' data, accuracies on pairs made of digit
-images that no client has.
+images that no client has. Every run has a folder of its own, as `fmol run` makes them.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from pathlib import Path
 from statistics import median
 
-import torch
+from fmol.config import read_config
+from fmol.listeners import Progress
+from fmol.report import write_report
+from fmol.result import Result
+from fmol.runs import RunFolder, start
+from fmol.runs.folder import new_folder
 
-from fmol import FSMGDA, FedAvg, Federation, Result, RoundReport, fit
-from fmol.problems.multidigits import MultiDigits
-
+PROBLEM = {"problem": "multidigits", "partition": "left-shards", "device": "cpu", "threads": "1"}
+SETTINGS = {
+    "FSMGDA": {"algorithm": "fsmgda"},
+    'FSMGDA, normalize="loss"': {"algorithm": "fsmgda", "normalize": "loss"},
+    "FedAvg, weights ½ and ½": {"algorithm": "fedavg"},
+    "every client alone": {"algorithm": "alone"},
+}
 NAMES = ("left", "right")
 TARGET = 0.5
 COLUMNS = f"{'loss left':>11} {'right':>7} {'accuracy left':>14} {'right':>7}"
@@ -30,64 +41,54 @@ and the shortest vector of the hull lies close to it: mean λ of left {weight:.2
 normalize="loss" weighs each update against its loss and keeps the step as long as the mean
 update (median factor {scale:.1f}). FedAvg follows the longer updates: right first, left later.
 FSMGDA descends and sends each objective by itself: twice the work and the upload of FedAvg.
+Alone, a client fits its own two left labels at once, and knows nothing of the other eight.
 """
 
 
-def numbers(losses, held_out) -> str:
-    left, right = (held_out[name]["accuracy"] for name in NAMES)
-    return f"{losses['left']:11.3f} {losses['right']:7.3f} {left:14.1%} {right:7.1%}"
-
-
-def run(title: str, federation: Federation, algorithm, rounds: int, every: int) -> Result:
-    """Trains; prints a line every few rounds while it does, and each alarm when it begins."""
-    print(f"\n{title}\nround{COLUMNS}")
-    rung = set()
-
-    def listen(report: RoundReport, _: object) -> None:
-        if report.round % every == 0:
-            print(f"{report.round:5d}{numbers(report.losses, report.held_out)}", flush=True)
-        for alarm in report.alarms:
-            if (alarm.kind, alarm.objective) not in rung:
-                print(f"alarm, {alarm.kind}: {alarm.message}")
-                rung.add((alarm.kind, alarm.objective))
-
-    result = fit(federation, algorithm, rounds, seed=0, device="cpu", callbacks=[listen])
-    print(f"{rounds:5d}{numbers(result.final.losses, result.final.held_out)}")
-    print(f"alarms: {len(rung) or 'none'}")
+def run(title: str, flags: dict[str, str], rounds: int, folder: Path) -> Result:
+    """Trains as `fmol run` would, into a run folder, with a progress line."""
+    print(f"\n{title}", flush=True)
+    config = read_config({}, {**PROBLEM, **flags, "rounds": str(rounds)})
+    with Progress(NAMES, rounds) as progress:
+        result = start(config, folder, watch=lambda *_: [progress], say=lambda text: None)
     return result
+
+
+def line(title: str, result: Result) -> str:
+    losses, held_out = result.final.losses, result.final.held_out
+    until = ("never" if t is None else t for t in result.rounds_until(TARGET).values())
+    sent = sum(report.bytes_up + report.bytes_down for report in result.reports) / 1e6
+    text = f"{title:24}{losses['left']:11.3f} {losses['right']:7.3f}"
+    accuracies = [held_out[n]["accuracy"] for n in NAMES if n in held_out]
+    text += " {:14.1%} {:7.1%}".format(*accuracies) if accuracies else f" {'–':>14} {'–':>7}"
+    return text + "{:>13} {:>7}".format(*until) + f" {sent:6.1f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=40, help="rounds of each run (40)")
-    rounds = parser.parse_args().rounds
-    started = time.perf_counter()
-    torch.set_num_threads(1)  # The products are tiny: more threads would only slow them down.
-    federation = MultiDigits(partition="left-shards").build()
-    print(federation)
-
-    budget = {"local_steps": 20, "batch_size": 32, "local_lr": 0.2, "server_lr": 0.2}
-    algorithms = {
-        "FSMGDA": FSMGDA(**budget),
-        'FSMGDA, normalize="loss"': FSMGDA(normalize="loss", **budget),
-        "FedAvg, weights ½ and ½": FedAvg(**budget),
+    parser.add_argument("--out", type=Path, help="where to write (a new folder under runs/)")
+    arguments = parser.parse_args()
+    rounds, started = arguments.rounds, time.perf_counter()
+    out = arguments.out or new_folder("runs", "demo", "fsmgda", 0)
+    folders = {title: out / flags["algorithm"] for title, flags in SETTINGS.items()}
+    folders['FSMGDA, normalize="loss"'] = out / "fsmgda-loss"
+    results = {
+        title: run(title, flags, rounds, folders[title]) for title, flags in SETTINGS.items()
     }
-    results = [
-        run(title, federation, algorithm, rounds, every=10 if i else 1)
-        for i, (title, algorithm) in enumerate(algorithms.items())
-    ]
     print(f"\nAfter {rounds} rounds of 20 local steps; rounds until a loss of {TARGET}; MB sent.")
     print(f"{'':24}{COLUMNS} {f'to {TARGET} left':>12} {'right':>7} {'MB':>6}")
-    for title, result in zip(algorithms, results, strict=True):
-        left, right = ("never" if t is None else t for t in result.rounds_until(TARGET).values())
-        sent = sum(report.bytes_up + report.bytes_down for report in result.reports) / 1e6
-        line = numbers(result.final.losses, result.final.held_out)
-        print(f"{title:24}{line} {left:>12} {right:>7} {sent:6.1f}")
-    left, right = (median(r.spread[name] for r in results[0].reports) for name in NAMES)
-    scale = median(report.scale for report in results[1].reports)
-    print(WHY.format(left=left, right=right, weight=results[0].weights[:, 0].mean(), scale=scale))
-    print(f"{time.perf_counter() - started:.0f} seconds in all. How it works: docs/algorithm.md.")
+    for title, result in results.items():
+        print(line(title, result))
+    plain, normalized = list(results.values())[:2]
+    left, right = (median(r.spread[name] for r in plain.reports) for name in NAMES)
+    scale = median(report.scale for report in normalized.reports)
+    print(WHY.format(left=left, right=right, weight=plain.weights[:, 0].mean(), scale=scale))
+    records = [RunFolder(folder).record(title) for title, folder in folders.items()]
+    report = write_report(out / "report.html", records, title="Two digits in one image")
+    print(f"{time.perf_counter() - started:.0f} seconds in all. Now look at {report}")
+    print("How it works: docs/algorithm.md. Your own data: docs/your-own-problem.md.")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

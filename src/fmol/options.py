@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import inspect
 import itertools
 import math
@@ -118,21 +119,26 @@ def explain_options(owner: type) -> dict[str, str]:
     """
     texts: dict[str, str] = {}
     for kind in reversed(owner.__mro__):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-        except (OSError, TypeError, SyntaxError):  # Built in, or made where there is no source.
-            continue
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for line, below in itertools.pairwise(body):
-            if (
-                isinstance(line, ast.AnnAssign)
-                and isinstance(line.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-                and isinstance(below.value.value, str)
-            ):
-                texts[line.target.id] = " ".join(below.value.value.split())
+        texts |= _own_texts(kind)
     return texts
+
+
+@functools.cache  # Finding a class in its file is slow, and a shell waits for it at every Tab.
+def _own_texts(kind: type) -> dict[str, str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):  # Built in, or made where there is no source.
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    return {
+        line.target.id: " ".join(below.value.value.split())
+        for line, below in itertools.pairwise(body)
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
 
 
 # ---- checks ----------------------------------------------------------------------------------

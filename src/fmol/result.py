@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,6 +96,12 @@ class Result:
             stopped=self.stopped,
             seed=self.seed,
         )
+
+    def report(self, path: str | os.PathLike[str] = "report.html") -> Path:
+        """Writes the run as one HTML file to look at, and gives its path."""
+        from fmol.report import write_report
+
+        return write_report(path, [self.record()])
 
     def checkpoint(self) -> Checkpoint:
         """What `fit(resume=…)` goes on from, with more rounds."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -180,9 +181,14 @@ def kill_at_random_moments(folder: Path, kills: int, seed: int) -> int:
     return hit
 
 
-def _size(folder: Path) -> tuple[int, float]:
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder.exists() else []
-    return len(files), max((path.stat().st_mtime_ns for path in files), default=0)
+def _size(folder: Path) -> tuple[int, int]:
+    """Changes whenever a run has written something."""
+    latest = 0
+    files = list(folder.rglob("*")) if folder.exists() else []
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # A temporary file that has its name by now.
+            latest = max(latest, path.stat().st_mtime_ns)
+    return len(files), latest
 
 
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(

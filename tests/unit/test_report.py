@@ -294,8 +294,11 @@ def test_an_alarm_is_told_once_with_the_rounds_in_which_it_stood() -> None:
     )
     (run,) = build_payload([record(4, reports=reports)])["runs"]
     (told,) = run["alarms"]
-    assert (told["since"], told["until"], told["stands"]) == (1, 2, False)
+    assert (told["since"], told["until"], told["stands"], told["times"]) == (1, 2, False, 1)
     assert told["message"] == "a is still solved"
+    again = (*reports, round_report(4, alarms=(replace(alarm, since=4),)))
+    (told,) = build_payload([record(5, reports=again)])["runs"][0]["alarms"]
+    assert (told["since"], told["stands"], told["times"]) == (4, True, 2)
 
 
 def test_refusals_missing_objectives_and_notes_are_told() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -306,6 +307,7 @@ def _conflicts(
 def _clients(record: RunRecord, names: Sequence[str]) -> Payload | None:
     """The last known loss and held-out metrics per client and objective, and of which rounds."""
     latest: dict[tuple[str, str], ClientRecord] = {}
+    heard: set[str] = set()
     rounds: set[int] = set()
     sources: list[tuple[int, tuple[ClientRecord, ...]]] = []
     if record.final is not None:
@@ -316,12 +318,13 @@ def _clients(record: RunRecord, names: Sequence[str]) -> Payload | None:
             key = (each.client, each.objective)
             if key not in latest and (not math.isnan(each.loss) or each.held_out):
                 latest[key] = each
+                heard.add(each.client)
                 rounds.add(at)
-        if latest and len({client for client, _ in latest}) >= record.portrait.size:
-            break  # Everyone was heard.
+        if len(heard) >= record.portrait.size:
+            break
     if not latest:
         return None
-    ids = _in_order({client for client, _ in latest}, record)
+    ids = _in_order(heard, record)
     total = len(ids)
     if total > MOST_CLIENTS:
         ids = [ids[i] for i in range(0, total, math.ceil(total / MOST_CLIENTS))]
@@ -337,11 +340,12 @@ def _clients(record: RunRecord, names: Sequence[str]) -> Payload | None:
         "total": total,
         "rounds": [min(rounds), max(rounds)],
         "loss": table(lambda each: each.loss),
-        "held_out": {
-            metric: table(lambda each, metric=metric: each.held_out.get(metric))  # type: ignore[misc]
-            for metric in metrics
-        },
+        "held_out": {metric: table(partial(_metric, metric)) for metric in metrics},
     }
+
+
+def _metric(metric: str, each: ClientRecord) -> float | None:
+    return each.held_out.get(metric)
 
 
 def _in_order(clients: set[str], record: RunRecord) -> list[str]:
@@ -372,17 +376,20 @@ def _alone(
 
 
 def _alarms(reports: Sequence[RoundReport]) -> list[Payload]:
-    """Alarms as stretches of rounds: what was said last, since when, and whether it still stands."""
-    stretches: dict[tuple[str, str, int], Payload] = {}
+    """One entry per kind and objective: its last stretch of rounds, and how many there were."""
+    stretches: dict[tuple[str, str], Payload] = {}
     last = reports[-1].round if reports else -1
     for report in reports:
         for alarm in report.alarms:
-            stretches[alarm.kind, alarm.objective, alarm.since] = {
+            key = alarm.kind, alarm.objective
+            before = stretches.get(key, {"times": 0, "since": None})
+            stretches[key] = {
                 "kind": alarm.kind,
                 "objective": alarm.objective,
                 "since": alarm.since,
                 "until": report.round,
                 "stands": report.round == last,
+                "times": before["times"] + (alarm.since != before["since"]),
                 "message": alarm.message,
             }
     return list(stretches.values())

@@ -19,7 +19,17 @@ from fmol.report.data import build_payload
 
 __all__ = ["build_report", "write_report"]
 
-SCRIPTS = ("base.js", "marks.js", "card.js", "page.js")
+SCRIPTS = (
+    "base.js",
+    "marks.js",
+    "card.js",
+    "frame.js",
+    "overview.js",
+    "training.js",
+    "clients.js",
+    "exchange.js",
+    "page.js",
+)
 """In the order in which they build on one another."""
 SLOT = re.compile(r"\{\{(\w+)\}\}")
 
