@@ -7,13 +7,16 @@ import contextlib
 import io
 import math
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from fmol.config import ConfigError, read_config
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "fmol"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
@@ -32,8 +35,11 @@ def agree(shown: str, printed: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs_in_order_and_prints_what_is_shown(page: Path) -> None:
+def test_the_code_of_a_page_runs_in_order_and_prints_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """```python blocks share one namespace; a ```text block right after one is what it prints."""
+    monkeypatch.chdir(tmp_path)  # A page may write a report where its reader works.
     namespace: dict[str, object] = {"__name__": page.stem}
     printed: str | None = None
     for language, text in blocks(page):
@@ -150,6 +156,18 @@ def test_the_table_of_modules_is_the_list_of_modules() -> None:
 def test_a_first_model_of_your_own_takes_less_than_thirty_lines() -> None:
     python = [text for language, text in blocks(ROOT / "docs" / "your-own-problem.md") if language]
     assert len(python[0].splitlines()) < 30
+
+
+def test_the_config_file_that_is_shown_is_one_and_its_errors_are_those_that_are_given() -> None:
+    page = ROOT / "docs" / "command-line.md"
+    (shown,) = (text for language, text in blocks(page) if language == "toml")
+    (errors,) = (text for language, text in blocks(page) if language == "text")
+    assert read_config(tomllib.loads(shown)).run.rounds == 60
+    wrong = shown.replace("rounds", "rouns", 1).replace("left-shards", "left-shard")
+    wrong = re.sub(r"local_lr = .*", "local_lr = -0.1", wrong)
+    with pytest.raises(ConfigError) as caught:
+        read_config(tomllib.loads(wrong))
+    assert f"error: {caught.value}\n" == errors
 
 
 def test_the_errors_that_are_explained_are_those_that_are_raised() -> None:

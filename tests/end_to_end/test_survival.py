@@ -175,9 +175,8 @@ def kill_at_random_moments(folder: Path, kills: int, seed: int) -> int:
         _, errors = process.communicate(timeout=120)
         assert process.returncode in (0, -signal.SIGKILL), errors.decode()
         if process.returncode == 0:
-            break
-    if not (folder / "summary.json").is_file() or not (folder / "report.html").is_file():
-        subprocess.run(command("resume", str(folder), "--quiet"), check=True, timeout=300)
+            return hit
+    subprocess.run(command("resume", str(folder), "--quiet"), check=True, timeout=300)
     return hit
 
 

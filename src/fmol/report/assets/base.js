@@ -147,7 +147,7 @@ function scale({ values, log = false, zero = false, whole: integer = false, from
     if (decades >= 2) {
       const every = Math.ceil(decades / count);
       for (let k = Math.floor(la); k <= lb; k++) if (k % every === 0) ticks.push(10 ** k);
-      if ((lb - la) * 3 <= count) ticks = ticks.flatMap((t) => [t, 2 * t, 5 * t]);
+      if ((lb - la) * 2 <= count) ticks = ticks.flatMap((t) => [t, 2 * t, 5 * t]);
     } else {
       const l = 10 ** la,
         h = 10 ** lb,
@@ -260,7 +260,7 @@ function mixHex(stops, part) {
 function colour(i, count, look) {
   if (count <= 8) return EIGHT[look.name][i % 8];
   const part = i / (count - 1);
-  return look.name === "light" ? mixHex(ORDER, part * 0.82) : mixHex(ORDER, 0.3 + part * 0.7);
+  return look.name === "light" ? mixHex(ORDER, part * 0.82) : mixHex(ORDER, 0.42 + part * 0.58);
 }
 const dash = (i, count) => (count <= 8 ? DASHES[i % 8] : "");
 const ofObjective = (s, look) => colour(s, objectives.length, look);

@@ -182,16 +182,9 @@ function communication() {
       "tr",
       {},
       el("th", { scope: "row" }, comparing ? swatchFor("run", g) : null, el("span", {}, group.label)),
-      [
-        fmt(up, 4),
-        fmt(down, 4),
-        fmt(up + down, 4),
-        done ? fmt((up + down) / done, 3) : "–",
-        fmt(
-          phases.reduce((a, p) => a + per(g, (r) => r.seconds[p]), 0),
-          3,
-        ),
-      ].map((t) => el("td", {}, t)),
+      [fmt(up, 4), fmt(down, 4), fmt(up + down, 4), done ? fmt((up + down) / done, 3) : "–"].map((t) =>
+        el("td", {}, t),
+      ),
     );
   });
   section(
@@ -212,11 +205,7 @@ function communication() {
         { class: "card" },
         el("div", { class: "card-head" }, el("h3", {}, "Totals")),
         el("p", { class: "say" }, seeds > 1 ? "Means over seeds." : "All rounds together."),
-        table(
-          ["run", "MB up", "MB down", "MB in all", "MB a round", "seconds"],
-          rows,
-          "Communication in total",
-        ),
+        table(["run", "MB up", "MB down", "MB in all", "MB a round"], rows, "Communication in total"),
       ),
     ),
   );

@@ -73,7 +73,13 @@ function buildTop() {
         run.algorithm,
         groups[0].runs.length > 1 ? many(groups[0].runs.length, "seed") : `seed ${run.seed}`,
       ]
-    : [run.problem, many(groups.length, "run"), seeds > 1 ? `up to ${many(seeds, "seed")} each` : ""];
+    : [
+        run.problem,
+        many(groups.length, "run"),
+        seeds > 1
+          ? `${groups.every((g) => g.runs.length === seeds) ? "" : "up to "}${many(seeds, "seed")} each`
+          : "",
+      ];
   parts.push(many(portrait.size, "client"), many(objectives.length, "objective"));
   const toggle = el("button", {
     type: "button",

@@ -1,0 +1,834 @@
+"""The command line, as a person at a terminal meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fmol.cli.commands import fmol
+from fmol.config import ALGORITHMS
+from fmol.problems import PROBLEMS
+from fmol.runs import RunFolder
+
+SMALL = ["--clients", "3", "--samples", "8", "--dimension", "3", "--local-steps", "1"]
+QUADRATIC = ["quadratic", *SMALL, "--rounds", "2"]
+
+OWN = """
+import os, signal
+import torch
+from fmol import Client, Federation, Objective
+
+calls = 0
+
+def federation(samples: int = 6, stop: str = "", at: int = 4, hot: bool = False) -> Federation:
+    global calls
+    calls = 0
+
+    def error(out, y):
+        global calls
+        calls += 1
+        if stop and calls == at:
+            if stop == "interrupt":
+                raise KeyboardInterrupt
+            if stop == "terminate":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if stop == "fail":
+                raise RuntimeError("the loss failed")
+        return (out[:, 0] - y) ** 2
+
+    torch.manual_seed(0)
+    x = torch.randn(samples, 2)
+    return Federation(
+        torch.nn.Linear(2, 1), [Objective("a", error)], [Client("c", (x, x.sum(1)), "a")]
+    )
+"""
+
+
+@pytest.fixture(autouse=True)
+def _a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FMOL_DATA", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
+
+
+def invoke(*arguments: str, code: int = 0, **options: Any) -> Result:
+    result = CliRunner().invoke(fmol, arguments, prog_name="fmol", **options)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def run_into(out: str, *arguments: str, code: int = 0) -> Result:
+    return invoke("run", *(arguments or QUADRATIC), "--out", out, code=code)
+
+
+def config_of(folder: str | Path) -> dict[str, Any]:
+    return tomllib.loads(Path(folder, "config.toml").read_text(encoding="utf-8"))
+
+
+def write(name: str, text: str) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def everything_in(folder: str | Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def rounds_in(folder: str | Path) -> int:
+    return len(RunFolder(folder).record().reports)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two finished runs, to be copied and not changed."""
+    root = tmp_path_factory.mktemp("finished")
+    for seed in ("0", "1"):
+        run_into(str(root / f"run-{seed}"), *QUADRATIC, "--seed", seed)
+    return root
+
+
+@pytest.fixture
+def runs(finished: Path, tmp_path: Path) -> Path:
+    """Two finished runs of one's own, `run-0` and `run-1`."""
+    shutil.copytree(finished, tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+# ---- run -------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_everything_in_its_folder() -> None:
+    run_into("here/new")
+    files = {path.name for path in Path("here/new").iterdir()}
+    assert files >= {
+        "config.toml",
+        "environment.json",
+        "federation.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "model.safetensors",
+        "summary.json",
+        "report.html",
+    }
+    assert not [name for name in files if name.endswith(".tmp")]
+    assert json.loads(Path("here/new/summary.json").read_text(encoding="utf-8"))["rounds"] == 2
+    config = config_of("here/new")
+    assert (config["rounds"], config["problem"]["clients"]) == (2, 3)
+    assert config["algorithm"] | {"name": "fsmgda", "local_steps": 1} == config["algorithm"]
+
+
+def test_a_run_ends_with_at_most_ten_lines_and_the_reports_path() -> None:
+    result = run_into("new", "multidigits", "--clients", "2", "--samples", "20", "--rounds", "1")
+    lines = result.stdout.rstrip("\n").split("\n")
+    assert len(lines) <= 10
+    assert lines[-1].split() == ["report", str(Path("new/report.html"))]
+    assert Path(lines[-1].split()[-1]).is_file()
+    assert "left" in result.stdout
+    assert "accuracy" in result.stdout
+
+
+def test_many_objectives_refusals_and_alarms_still_fit_into_ten_lines() -> None:
+    arguments = ["--objectives", "12", "--dimension", "12", "--clients", "3", "--rounds", "1"]
+    lines = run_into("new", "quadratic", *arguments).stdout.rstrip("\n").split("\n")
+    assert len(lines) <= 10
+    assert any("lowest" in line and "highest" in line for line in lines)
+
+
+def test_progress_is_on_stderr_and_results_are_on_stdout() -> None:
+    result = run_into("new")
+    assert "round" in result.stderr
+    assert "FSMGDA: all 2 rounds done" in result.stdout
+    assert "building" not in result.stdout
+
+
+def test_quiet_says_nothing(runs: Path) -> None:
+    assert invoke("run", *QUADRATIC, "--out", "new", "--quiet").output == ""
+    assert invoke("run", "--quiet", *QUADRATIC).output == ""
+    assert invoke("resume", "new", "--rounds", "3", "--quiet").output == ""
+    assert invoke("report", "new", "--quiet").output == ""
+    assert invoke("compare", str(runs), "--quiet").output == ""
+    sweep = ["sweep", *QUADRATIC, "--grid", "seed=0", "--out", "s"]
+    assert invoke(*sweep, "--quiet").output == ""
+    assert Path("s/seed=0/report.html").is_file()
+
+
+def test_errors_are_said_even_when_quiet() -> None:
+    result = invoke("run", "quadratic", "--rounds", "x", "--quiet", code=2)
+    assert "`rounds` must be" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_run_without_out_goes_into_a_new_folder_under_runs() -> None:
+    for _ in range(2):
+        invoke("run", *QUADRATIC, "--seed", "7")
+    found = sorted(path.name for path in Path("runs").iterdir())
+    assert len(found) == 2
+    assert all(name.startswith("quadratic-fsmgda-seed7-") for name in found)
+
+
+def test_no_rounds_at_all_is_a_run_too() -> None:
+    assert "report" in run_into("new", "quadratic", "--rounds", "0").stdout
+    assert rounds_in("new") == 0
+    run_into("other", "quadratic", "--rounds", "0", "--algorithm", "alone")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_runs_from_the_command_line(algorithm: str) -> None:
+    flags = ["--clients", "2", "--samples", "4", "--rounds", "1", "--algorithm", algorithm]
+    run_into("new", "quadratic", *flags)
+    assert config_of("new")["algorithm"]["name"] == algorithm
+
+
+def test_a_folder_that_is_not_empty_is_refused_and_loses_nothing(runs: Path) -> None:
+    folder = runs / "run-0"
+    before = everything_in(folder)
+    result = run_into(str(folder), code=1)
+    assert "is not empty" in result.stderr
+    assert f"fmol resume {folder}" in result.stderr
+    assert everything_in(folder) == before
+    write("mine/thesis.txt", "a year's work")
+    assert "is not empty" in run_into("mine", code=1).stderr
+    assert everything_in("mine") == {"thesis.txt": b"a year's work"}
+
+
+def test_an_empty_folder_is_as_good_as_a_new_one() -> None:
+    Path("new").mkdir()
+    run_into("new")
+
+
+def test_a_file_in_the_folders_place_is_said_and_kept() -> None:
+    write("new", "mine")
+    result = run_into("new", code=1)
+    assert result.stderr.rstrip().split("\n")[-1].startswith("error: ")
+    assert Path("new").read_text(encoding="utf-8") == "mine"
+
+
+# ---- flags -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["quadratic", "--rounds", "1", "--clients", "2", "--local-steps", "3"],
+        ["quadratic", "--rounds=1", "--clients=2", "--local-steps=3"],
+        ["--rounds", "1", "--clients=2", "--local-steps", "3", "quadratic"],
+        ["--rounds=1", "quadratic", "--clients", "2", "--local-steps=3"],
+    ],
+    ids=" ".join,
+)
+def test_flags_may_be_written_either_way_and_anywhere(arguments: list[str]) -> None:
+    run_into("new", *arguments)
+    config = config_of("new")
+    assert config["rounds"] == 1
+    assert config["problem"]["clients"] == 2
+    assert config["algorithm"]["local_steps"] == 3
+
+
+def test_boolean_flags_are_given_or_denied() -> None:
+    write("own_flags.py", OWN)
+    for flag, value in (("--hot", True), ("--no-hot", False)):
+        run_into(f"new{value}", "own_flags:federation", flag, "--rounds", "1")
+        assert config_of(f"new{value}")["problem"]["hot"] is value
+
+
+def test_schedules_participations_and_mappings_are_flags_too() -> None:
+    run_into(
+        "new",
+        *QUADRATIC,
+        *("--server-lr", "cosine,start=0.1,rounds=4"),
+        *("--participation", "fraction,share=0.5"),
+        *("--stop-at", "f1=1e-9,f2=1e-9"),
+        *("--problem-seed", "3"),
+    )
+    config = config_of("new")
+    assert config["algorithm"]["server_lr"]["name"] == "cosine"
+    assert config["participation"]["share"] == 0.5
+    assert config["stop_at"] == {"f1": 1e-9, "f2": 1e-9}
+    assert (config["seed"], config["problem"]["seed"]) == (0, 3)
+
+
+def test_everything_wrong_is_said_at_once_with_exit_code_2() -> None:
+    result = invoke(
+        *("run", "quadratic", "--roundz", "3", "--clients", "0", "--local-lr=fast"),
+        *("--out", "new", "--assignment", "one_each", "--true-gradients-every", "-1"),
+        code=2,
+    )
+    assert "5 things are wrong" in result.stderr
+    for said in (
+        "`--roundz` is not an option",
+        "Did you mean `--rounds`?",
+        "[problem] `clients` must be a whole number of at least 1, got 0.",
+        "[algorithm] `local_lr` must be",
+        "[problem] `assignment` must be one of",
+        "Did you mean 'one-each'?",
+        "`true_gradients_every` must be",
+    ):
+        assert said in result.stderr
+    assert not Path("new").exists()
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["quadratc"], "Did you mean `quadratic`?"),
+        (["quadratic", "--algorithm", "fedavgg"], "Did you mean `fedavg`?"),
+        (["--verbose", "quadratic"], "`--verbose` is not an option"),
+        (["quadratic", "--rounds"], "--rounds"),
+        ([], "PROBLEM"),
+        (["quadratic", "multidigits"], "unexpected extra argument"),
+        (["no_such_module_here:federation"], "there is no module `no_such_module_here`"),
+        (["own.py"], "Did you mean `own.py:federation`?"),
+        (["quadratic", "--participation", "5"], "`participation` must be one of"),
+        (["quadratic", "--rounds", "9" * 400], "`rounds` must be a whole number"),
+    ],
+    ids=lambda each: " ".join(each)[:30] if isinstance(each, list) else "",
+)
+def test_misuse_is_said_with_exit_code_2(arguments: list[str], said: str) -> None:
+    result = invoke("run", *arguments, code=2)
+    assert said in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_a_device_that_is_not_there_is_said_with_exit_code_1() -> None:
+    result = invoke("run", "quadratic", "--device", "warp:1", code=1)
+    assert "`device` 'warp:1' is not one torch knows" in result.stderr
+
+
+def test_help_explains_every_flag_of_what_is_named() -> None:
+    text = invoke("run", "multidigits", "--algorithm", "fedavg", "--help").stdout
+    for flag in ("--partition", "--local-steps", "--problem-seed", "--device", "--out", "--quiet"):
+        assert flag in text
+    assert "--normalize" not in text
+    assert "--normalize" in invoke("run", "multidigits", "-h").stdout
+    assert "--angle" in invoke("run", "quadratic", "--help").stdout
+    assert "The algorithm, fedavg" in text
+    assert "The problem, multidigits" in text
+
+
+def test_help_needs_no_problem() -> None:
+    for command in ([], *([each] for each in fmol.commands)):
+        assert "Usage: fmol" in invoke(*command, "--help").stdout
+    assert "fmol, version" in invoke("--version").stdout
+
+
+# ---- one's own problem, and files ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["own_run:federation", "own_run.py:federation"])
+def test_ones_own_problem_runs_and_goes_on_like_a_built_in_one(name: str) -> None:
+    write("own_run.py", OWN)
+    run_into("new", name, "--samples", "4", "--rounds", "1")
+    assert config_of("new")["problem"] | {"name": name, "samples": 4} == config_of("new")["problem"]
+    assert "--samples" in invoke("run", name, "--help").stdout
+    invoke("resume", "new", "--rounds", "2")
+    assert rounds_in("new") == 2
+
+
+def test_ones_own_module_that_fails_shows_where() -> None:
+    write("own_fails.py", "import a_package_that_is_missing\n")
+    result = CliRunner().invoke(fmol, ["run", "own_fails:federation"], prog_name="fmol")
+    assert result.exit_code == 1
+    shown = result.stderr + str(result.exception)
+    assert "a_package_that_is_missing" in shown
+    write("own_raises.py", "raise ValueError('something of mine')\n")
+    result = invoke("run", "own_raises:federation", code=1)
+    assert "something of mine" in result.stderr
+    assert "own_raises.py" in result.stderr
+
+
+def test_a_file_says_what_to_run_and_flags_win() -> None:
+    write(
+        "my.toml",
+        """
+        rounds = 5
+        seed = 3
+        [problem]
+        name = "quadratic"
+        clients = 2
+        samples = 4
+        [algorithm]
+        name = "fsmgda"
+        local_steps = 2
+        normalize = "l2"
+        [sweep]
+        seed = [0, 1]
+        """,
+    )
+    run_into("new", "my.toml", "--rounds", "1", "--clients", "4")
+    config = config_of("new")
+    assert (config["rounds"], config["seed"]) == (1, 3)
+    assert (config["problem"]["clients"], config["problem"]["samples"]) == (4, 4)
+    assert config["algorithm"]["normalize"] == "l2"
+    run_into("other", "my.toml", "--rounds=1", "--algorithm", "fedavg")
+    environment = json.loads(Path("other/environment.json").read_text(encoding="utf-8"))
+    assert environment["notes"] == ["`normalize` of the file is no option of fedavg: left out."]
+
+
+def test_the_config_of_a_run_runs_again_to_the_same_model(runs: Path) -> None:
+    run_into("again", str(runs / "run-0" / "config.toml"))
+    assert everything_in("again")["config.toml"] == everything_in(runs / "run-0")["config.toml"]
+    model = "model.safetensors"
+    assert Path("again", model).read_bytes() == (runs / "run-0" / model).read_bytes()
+
+
+def test_a_file_that_is_wrong_says_what_and_one_that_is_missing_too() -> None:
+    write("my.toml", "rounds = 1\nlocal_steps = 2\n[problm]\nname = 'quadratic'\n")
+    assert "`problem` must be given" in invoke("run", "my.toml", code=2).stderr
+    write("my.toml", "problem = 'quadratic'\nlocal_steps = 2\n[algoritm]\nname = 'fedavg'\n")
+    said = invoke("run", "my.toml", "--rounds=x", code=2).stderr
+    assert "3 things are wrong" in said
+    assert "put it into [algorithm]" in said
+    assert "Did you mean `[algorithm]`?" in said
+    write("my.toml", "rounds = = 1")
+    assert "is not valid TOML" in invoke("run", "my.toml", code=2).stderr
+    assert "there is no file `no.toml`" in invoke("run", "no.toml", code=1).stderr
+
+
+# ---- stopping and resuming -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stop", "code"), [("interrupt", 130), ("terminate", 143)])
+def test_a_run_that_is_stopped_says_how_to_go_on_and_does(stop: str, code: int) -> None:
+    write("own_stop.py", OWN)
+    arguments = ["own_stop.py:federation", "--local-steps", "1", "--rounds", "6"]
+    result = run_into("new", *arguments, "--stop", stop, "--at", "6", code=code)
+    assert "Go on with: fmol resume new" in result.stderr
+    assert 0 < rounds_in("new") < 6
+    assert not Path("new/summary.json").exists()
+    text = Path("own_stop.py").read_text(encoding="utf-8").replace("if stop and", "if False and")
+    write("own_stop.py", text)
+    forget(Path("own_stop.py"))
+    invoke("resume", "new")
+    assert rounds_in("new") == 6
+    run_into("whole", *arguments)
+    model = "model.safetensors"
+    assert Path("new", model).read_bytes() == Path("whole", model).read_bytes()
+
+
+def forget(path: Path) -> None:
+    sys.modules.pop(str(path.resolve()), None)
+
+
+def test_a_finished_run_goes_on_to_more_rounds_as_if_it_had_never_ended(runs: Path) -> None:
+    folder = runs / "run-0"
+    result = invoke("resume", str(folder), "--rounds", "4")
+    assert "all 4 rounds done" in result.stdout
+    assert rounds_in(folder) == 4
+    run_into("whole", *QUADRATIC, "--rounds", "4")
+    model = "model.safetensors"
+    assert (folder / model).read_bytes() == Path("whole", model).read_bytes()
+
+
+def test_resuming_a_finished_run_without_more_rounds_changes_no_result(runs: Path) -> None:
+    folder = runs / "run-0"
+    before = everything_in(folder)
+    result = invoke("resume", str(folder))
+    assert "all 2 rounds are done already" in result.stderr
+    after = everything_in(folder)
+    for name in ("config.toml", "metrics.jsonl", "model.safetensors"):
+        assert after[name] == before[name]
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        (["--seed", "1"], "`seed` was 0 and is 1"),
+        (["--clients=9"], "[problem] `clients` was 3 and is 9"),
+        (["--problem-seed", "9"], "[problem] `seed` was 0 and is 9"),
+        (["--local-steps", "5", "--rounds", "9"], "[algorithm] `local_steps` was 1 and is 5"),
+        (["--algorithm", "fedavg"], "[algorithm] `name` was 'fsmgda' and is 'fedavg'"),
+    ],
+    ids=" ".join,
+)
+def test_a_flag_that_would_change_results_is_refused_by_its_key(
+    runs: Path, flags: list[str], key: str
+) -> None:
+    folder = runs / "run-0"
+    before = everything_in(folder)
+    assert key in invoke("resume", str(folder), *flags, code=1).stderr
+    assert everything_in(folder) == before
+
+
+def test_resuming_what_is_no_run_says_so() -> None:
+    assert "there is no folder `nowhere`" in invoke("resume", "nowhere", code=1).stderr
+    Path("empty").mkdir()
+    assert "is not the folder of a run" in invoke("resume", "empty", code=1).stderr
+    assert "Did you mean `--rounds`?" in invoke_resume_with_a_misspelt_flag().stderr
+
+
+def invoke_resume_with_a_misspelt_flag() -> Result:
+    run_into("spelt")
+    return invoke("resume", "spelt", "--ruonds", "4", code=2)
+
+
+# ---- report and compare ----------------------------------------------------------------------
+
+
+def test_a_report_is_written_anew_or_elsewhere(runs: Path) -> None:
+    folder = runs / "run-0"
+    (folder / "report.html").unlink()
+    assert str(folder / "report.html") in invoke("report", str(folder)).stdout
+    assert (folder / "report.html").is_file()
+    invoke("report", str(folder), "--out", "far/away/mine.html")
+    assert "<html" in Path("far/away/mine.html").read_text(encoding="utf-8")
+    result = invoke("report", str(runs), "--out", "mine.html", code=1)
+    assert "there are 2 runs" in result.stderr
+
+
+def test_several_reports_are_written_at_once(runs: Path) -> None:
+    for name in ("run-0", "run-1"):
+        (runs / name / "report.html").unlink()
+    lines = invoke("report", str(runs / "run-0"), str(runs / "run-1")).stdout.splitlines()
+    assert len(lines) == 2
+    assert all(Path(line.removeprefix("report: ")).is_file() for line in lines)
+
+
+def test_a_report_comes_with_figures_and_beside_those_who_train_alone(runs: Path) -> None:
+    run_into("alone", *QUADRATIC, "--algorithm", "alone")
+    folder = str(runs / "run-0")
+    result = invoke("report", folder, "--out", "x.html", "--alone", "alone", "--figures", "f")
+    figures = [Path(line.split(": ")[1]) for line in result.stdout.splitlines()[1:]]
+    assert figures
+    assert {path.suffix for path in figures} == {".png", ".svg"}
+    assert all(path.is_file() for path in figures)
+    plain = invoke("report", folder, "--out", "y.html")
+    assert plain.stdout == f"report: {Path('y.html')}\n"
+    assert Path("x.html").read_text("utf-8") != Path("y.html").read_text("utf-8")
+
+
+def test_the_report_of_what_is_no_run_says_so() -> None:
+    assert "there is no folder" in invoke("report", "nowhere", code=1).stderr
+    assert "there is no folder" in invoke("compare", "nowhere", code=1).stderr
+    assert "RUNS" in invoke("report", code=2).stderr
+
+
+def test_runs_are_compared_one_by_one_or_by_their_folder(runs: Path) -> None:
+    run_into("other", *QUADRATIC, "--algorithm", "fedavg")
+    names = [str(runs / "run-0"), str(runs / "run-1"), "other"]
+    by_one = invoke("compare", *names)
+    by_folder = invoke("compare", str(runs), "other", "--out", "deep/down/c.html")
+    table = by_one.stdout.splitlines()[:-1]
+    assert table == by_folder.stdout.splitlines()[:-1]
+    assert table[0].split()[:3] == ["setting", "runs", "rounds"]
+    assert len(table) == 3
+    assert sorted(line.split()[-6 - 0] for line in table[1:])
+    assert Path("comparison.html").is_file()
+    assert Path("deep/down/c.html").is_file()
+    assert by_one.stdout.splitlines()[-1] == "report: comparison.html"
+
+
+# ---- sweep -----------------------------------------------------------------------------------
+
+
+def test_a_sweep_runs_every_combination_and_compares_them() -> None:
+    result = invoke(
+        *("sweep", *QUADRATIC, "--grid", "seed=0,1", "--grid", "local-steps=1, 2", "--out", "s")
+    )
+    names = sorted(path.name for path in Path("s").iterdir() if path.is_dir())
+    assert names == [
+        "seed=0,local_steps=1",
+        "seed=0,local_steps=2",
+        "seed=1,local_steps=1",
+        "seed=1,local_steps=2",
+    ]
+    for name in names:
+        config = config_of(Path("s", name))
+        assert f"seed={config['seed']}," in name
+        assert f"local_steps={config['algorithm']['local_steps']}" in name
+    table = result.stdout.splitlines()
+    assert len(table) == 4
+    assert table[-1] == f"report: {Path('s/comparison.html')}"
+    assert invoke("compare", "s").stdout.splitlines()[:3] == table[:3]
+
+
+def test_a_sweep_may_stand_in_a_file() -> None:
+    write(
+        "my.toml",
+        """
+        rounds = 1
+        [problem]
+        name = "quadratic"
+        clients = 2
+        samples = 4
+        [sweep]
+        seed = [0, 1]
+        server_lr = [0.1, {name = "cosine", start = 0.1, rounds = 3}]
+        algorithm = ["fedavg"]
+        """,
+    )
+    invoke("sweep", "my.toml", "--out", "s", "--grid", "seed=5", "--quiet")
+    found = [config_of(path.parent) for path in Path("s").glob("*/config.toml")]
+    assert [config["seed"] for config in found] == [5, 5]
+    assert [config["algorithm"]["name"] for config in found] == ["fedavg", "fedavg"]
+    rates = [config["algorithm"]["server_lr"] for config in found]
+    assert 0.1 in rates
+    assert {"name": "cosine", "start": 0.1, "rounds": 3, "end": 0.0} in rates
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "there is nothing to sweep over"),
+        (["--grid", "seed"], "`--grid` must be KEY=A,B"),
+        (["--grid", "seed="], "`--grid` must be KEY=A,B"),
+        (["--grid", "sede=0,1"], "Did you mean `--seed`?"),
+        (["--grid", "seed=0,x"], "`seed` must be a whole number"),
+        (["--grid", "seed=0", "--jobs", "0"], "--jobs"),
+    ],
+    ids=" ".join,
+)
+def test_a_sweep_is_checked_as_a_whole_before_any_run(flags: list[str], said: str) -> None:
+    result = invoke("sweep", "quadratic", *flags, "--out", "s", code=2)
+    assert said in result.stderr
+    assert not Path("s").exists()
+
+
+def test_a_sweep_started_again_keeps_what_is_finished_and_does_the_rest() -> None:
+    sweep = ["sweep", *QUADRATIC, "--out", "s"]
+    invoke(*sweep, "--grid", "seed=0,1")
+    before = everything_in("s/seed=0")
+    shutil.rmtree("s/seed=1")
+    result = invoke(*sweep, "--grid", "seed=0,1,2")
+    assert "3 runs, 1 of them done already" in result.stderr
+    assert everything_in("s/seed=0") == before
+    assert sorted(path.parent.name for path in Path("s").glob("*/summary.json")) == [
+        "seed=0",
+        "seed=1",
+        "seed=2",
+    ]
+
+
+def test_a_sweep_started_again_with_more_rounds_goes_on() -> None:
+    sweep = ["sweep", *QUADRATIC, "--grid", "seed=0", "--out", "s"]
+    invoke(*sweep)
+    invoke(*sweep, "--rounds", "3")
+    assert rounds_in("s/seed=0") == 3
+
+
+def test_a_sweep_started_again_with_other_options_is_refused() -> None:
+    sweep = ["sweep", *QUADRATIC, "--grid", "seed=0", "--out", "s"]
+    invoke(*sweep)
+    before = everything_in("s")
+    result = invoke(*sweep, "--local-steps", "2", code=1)
+    assert "[algorithm] `local_steps` was 1 and is 2" in result.stderr
+    assert everything_in("s") == before
+
+
+def test_a_run_that_fails_does_not_stop_the_others_of_a_sweep() -> None:
+    result = invoke(
+        *("sweep", *QUADRATIC, "--grid", "server_lr=1e300,0.1", "--rounds", "4", "--out", "s"),
+        code=1,
+    )
+    assert "1 of 2 runs failed: server_lr=1e300." in result.stderr
+    assert "server_lr=1e300 failed: round" in result.stderr
+    assert Path("s/server_lr=0.1/report.html").is_file()
+    assert Path("s/comparison.html").is_file()
+
+
+def test_a_sweep_of_which_all_runs_fail_says_so() -> None:
+    result = invoke("sweep", "quadratic", "--grid", "device=warp", "--out", "s", code=1)
+    assert "1 of 1 runs failed: device=warp." in result.stderr
+
+
+def test_a_sweep_in_several_processes_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write("own_jobs.py", OWN)
+    sweep = ["sweep", "own_jobs:federation", "--rounds", "2", "--grid", "seed=0,1"]
+    result = invoke(*sweep, "--out", "two", "--jobs", "2")
+    assert "seed=1 done" in result.stderr
+    invoke(*sweep, "--out", "one")
+    for seed in ("seed=0", "seed=1"):
+        model = "model.safetensors"
+        assert Path("two", seed, model).read_bytes() == Path("one", seed, model).read_bytes()
+
+
+# ---- what is there ---------------------------------------------------------------------------
+
+
+def test_problems_are_listed_with_their_data() -> None:
+    text = invoke("problems").stdout
+    for name in PROBLEMS:
+        assert name in text
+    assert "data: none needed" in text
+    assert "mnist/ not found" in text
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_problem_shows_its_options(name: str) -> None:
+    text = invoke("problems", name).stdout
+    assert "default" in text
+    assert "data: " in text
+
+
+def test_a_problem_that_is_not_there_is_misuse() -> None:
+    assert "Did you mean `quadratic`?" in invoke("problems", "quadratc", code=2).stderr
+
+
+def test_the_doctor_says_what_is_installed_and_found() -> None:
+    text = invoke("doctor").stdout
+    for word in ("fmol ", "python ", "torch ", "cpu ", "cuda", "extras", "FMOL_DATA"):
+        assert word in text
+    for name in PROBLEMS:
+        assert name in text
+    assert "does not exist" in invoke("doctor", "--data-dir", "nowhere").stdout
+
+
+def test_the_doctor_finds_data_in_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fmol.problems.adult import Adult
+
+    found = Adult.data_sets[0]
+    for file in found.files:
+        write(f"data/{found.folder}/{file}", "")
+    place = f"found in {Path('data', found.folder)}"
+    assert place in invoke("doctor", "--data-dir", "data").stdout
+    monkeypatch.setenv("FMOL_DATA", "data")
+    assert place in invoke("problems").stdout
+
+
+# ---- completion ------------------------------------------------------------------------------
+
+
+def completions(line: str) -> list[str]:
+    """What bash would be offered for the last word of a line."""
+    words = line.split(" ")
+    env = {
+        "_FMOL_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    result = CliRunner().invoke(fmol, [], prog_name="fmol", env=env)
+    assert result.stderr == ""
+    return [each.partition(",")[2] for each in result.stdout.split()]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("fmol do", ["doctor"]),
+        ("fmol run multi", ["multidigits", "multimnist"]),
+        ("fmol sweep quad", ["quadratic"]),
+        ("fmol problems ad", ["adult"]),
+        ("fmol run multidigits --part", ["--participation", "--partition"]),
+        ("fmol run multidigits --partition ", ["iid", "left-shards", "both-shards", "dirichlet"]),
+        ("fmol run multidigits --partition=d", ["dirichlet"]),
+        ("fmol run quadratic --part", ["--participation"]),
+        ("fmol run quadratic --server-lr cos", ["cosine"]),
+        ("fmol run quadratic --participation ", ["everyone", "fraction", "number", "stratified"]),
+        ("fmol run quadratic --algorithm fed", ["fedavg"]),
+        ("fmol run quadratic --norm", ["--normalize"]),
+        ("fmol run quadratic --algorithm fedavg --norm", []),
+        ("fmol sweep quadratic --ang", ["--angle"]),
+        ("fmol completion ", ["bash", "zsh", "fish"]),
+    ],
+)
+def test_the_shell_is_offered_what_fits(line: str, offered: list[str]) -> None:
+    assert completions(line) == offered
+
+
+def test_the_shell_is_offered_flags_of_a_run_of_a_file_and_of_ones_own(runs: Path) -> None:
+    assert completions(f"fmol resume {runs / 'run-0'} --ang") == ["--angle"]
+    write("my.toml", "problem = 'quadratic'\nalgorithm = 'fedavg'\n")
+    assert completions("fmol run my.toml --ang") == ["--angle"]
+    assert completions("fmol run my.toml --norm") == []
+    write("own_tab.py", OWN)
+    assert completions("fmol run own_tab:federation --samp") == ["--samples"]
+
+
+def test_the_shell_hears_nothing_of_what_is_broken() -> None:
+    write("own_torn.py", "1 / 0\n")
+    assert completions("fmol run own_torn:federation --rou") == []
+    write("my.toml", "rounds = = 3")
+    assert completions("fmol run my.toml --qui") == ["--quiet"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_what_the_shell_evaluates(shell: str) -> None:
+    text = invoke("completion", shell).stdout
+    assert f"_FMOL_COMPLETE={shell}_complete" in text
+    assert invoke("completion", "csh", code=2)
+
+
+# ---- as a process ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def process(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "error", "-m", "fmol", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        )
+
+    return process
+
+
+Process = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_a_process_runs_and_says_how_it_was_started(process: Process) -> None:
+    done = process("run", *QUADRATIC, "--out", "a folder")
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0)
+    environment = json.loads(Path("a folder/environment.json").read_text(encoding="utf-8"))
+    assert environment["command"] == f"fmol run {' '.join(QUADRATIC)} --out 'a folder'"
+
+
+def test_a_process_that_is_interrupted_ends_with_130_and_goes_on(process: Process) -> None:
+    write("own_process.py", OWN)
+    arguments = ["own_process:federation", "--local-steps=1", "--rounds=6", "--out=new"]
+    done = process("run", *arguments, "--stop=interrupt", "--at=6")
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "fmol resume new" in done.stderr
+
+
+def test_a_process_completes_for_the_shell(process: Process) -> None:
+    done = process(
+        _FMOL_COMPLETE="bash_complete",
+        COMP_WORDS="fmol run multidigits --par",
+        COMP_CWORD="3",
+    )
+    assert done.stdout.split() == ["plain,--participation", "plain,--partition"]
+
+
+def test_a_process_shows_the_error_of_ones_own_code(process: Process) -> None:
+    write("own_error.py", OWN)
+    done = process("run", "own_error:federation", "--stop=fail", "--rounds=3")
+    assert done.returncode == 1
+    assert "the loss failed" in done.stderr
+    assert "own_error.py" in done.stderr
+
+
+def test_without_its_packages_the_command_line_says_what_to_install(process: Process) -> None:
+    write("click.py", "raise ImportError('no click', name='click')\n")
+    done = process("doctor", PYTHONPATH=str(Path.cwd()))
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith('needs click. Install it with: pip install "fmol[cli]".')
