@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fmol.grouping import RunGroup, group_records
 from fmol.record import RunRecord
 
 __all__ = ["write_figures"]
@@ -63,14 +64,6 @@ class Curve:
     high: Array
 
 
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seed alone."""
-
-    label: str
-    records: tuple[RunRecord, ...]
-
-
 def write_figures(
     folder: str | os.PathLike[str],
     records: Sequence[RunRecord],
@@ -92,7 +85,10 @@ def write_figures(
         raise ImportError(
             '`write_figures` needs matplotlib. Install it with: pip install "fmol[figures]".'
         ) from error
-    groups = _groups(records)
+    groups = [
+        replace(group, label=_short(group.label, 2 * MOST_CHARACTERS))
+        for group in group_records(records)
+    ]
     names = records[0].portrait.objectives
     drawings: dict[str, Callable[[], Any]] = {
         "losses": lambda: _draw_losses(groups, names),
@@ -145,52 +141,6 @@ def _undated(kind: str) -> dict[str, Any]:
     return dict.fromkeys(keys.get(kind, ()))
 
 
-# ---- runs that differ in their seed alone ------------------------------------------------------
-
-
-def _groups(records: Sequence[RunRecord]) -> list[Group]:
-    found: dict[object, list[RunRecord]] = {}
-    for record in records:
-        settings = _settings(record)
-        found.setdefault(tuple(sorted(settings.items())) or record.name, []).append(record)
-    members = list(found.values())
-    labels = [_label(each, members) for each in members]
-    return [
-        # Two groups of one name are told apart by their number.
-        Group(f"{label} ({i + 1})" if labels.count(label) > 1 else label, tuple(each))
-        for i, (label, each) in enumerate(zip(labels, members, strict=True))
-    ]
-
-
-def _settings(record: RunRecord) -> dict[str, str]:
-    """The configuration as one level of text, without what differs between seeds."""
-    return {key: repr(value) for key, value in _flat(record.config)}
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if key in ("seed", "out"):
-            continue
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _label(group: Sequence[RunRecord], groups: Sequence[Sequence[RunRecord]]) -> str:
-    """What the group's runs are all called, or else in which settings they differ from others."""
-    if len({record.name for record in group}) == 1:
-        return _short(group[0].name)
-    own, all_settings = _settings(group[0]), [_settings(each[0]) for each in groups]
-    differing = [
-        f"{key.split('.')[-1]} {value.strip(chr(39))}"
-        for key, value in own.items()
-        if any(other.get(key) != value for other in all_settings)
-        and value.strip("'").lower() != group[0].algorithm.lower()
-    ]
-    return _short(", ".join([group[0].algorithm, *differing]), 2 * MOST_CHARACTERS)
-
-
 def _short(name: str, most: int = MOST_CHARACTERS) -> str:
     text = name if len(name) <= most else f"{name[: most - 1]}…"
     # matplotlib leaves out of a legend what begins with an underscore.
@@ -233,7 +183,7 @@ def _curve(values: Sequence[Array], along: Sequence[Array] | None = None) -> Cur
     return Curve(x[known], stacked.mean(axis=0), stacked.min(axis=0), stacked.max(axis=0))
 
 
-def _curves(group: Group, names: Sequence[str], megabytes: bool = False) -> list[Curve | None]:
+def _curves(group: RunGroup, names: Sequence[str], megabytes: bool = False) -> list[Curve | None]:
     """The group's loss of each objective over rounds, or over megabytes."""
     losses = [_losses(record, names) for record in group.records]
     along = [_megabytes(record) for record in group.records] if megabytes else None
@@ -312,11 +262,11 @@ def _rounds_axis(axes: Any) -> None:
     axes.margins(x=0.0)
 
 
-def _draw_losses(groups: Sequence[Group], names: Sequence[str]) -> Any:
+def _draw_losses(groups: Sequence[RunGroup], names: Sequence[str]) -> Any:
     return _draw_loss_curves(groups, names, "round t", megabytes=False)
 
 
-def _draw_communication(groups: Sequence[Group], names: Sequence[str]) -> Any:
+def _draw_communication(groups: Sequence[RunGroup], names: Sequence[str]) -> Any:
     sent = [r.bytes_up + r.bytes_down for g in groups for each in g.records for r in each.reports]
     if not any(sent):
         return None
@@ -324,7 +274,7 @@ def _draw_communication(groups: Sequence[Group], names: Sequence[str]) -> Any:
 
 
 def _draw_loss_curves(
-    groups: Sequence[Group], names: Sequence[str], xlabel: str, megabytes: bool
+    groups: Sequence[RunGroup], names: Sequence[str], xlabel: str, megabytes: bool
 ) -> Any:
     curves = [_curves(group, names, megabytes) for group in groups]
     if not any(curve for each in curves for curve in each):
@@ -379,7 +329,7 @@ def _draw_objectives(axes: Any, names: Sequence[str], curves: Sequence[Curve | N
 
 
 def _draw_panels(
-    groups: Sequence[Group],
+    groups: Sequence[RunGroup],
     names: Sequence[str],
     curves: Sequence[Sequence[Curve | None]],
     xlabel: str,
@@ -407,7 +357,7 @@ def _draw_panels(
 
 
 def _spread_over_objectives(
-    group: Group, names: Sequence[str], megabytes: bool
+    group: RunGroup, names: Sequence[str], megabytes: bool
 ) -> list[Curve | None]:
     losses = [_losses(record, names) for record in group.records]
     along = [_megabytes(record) for record in group.records] if megabytes else None
@@ -440,7 +390,7 @@ def _panels(count: int, sharey: bool = False) -> tuple[Any, list[Any]]:
     return figure, panels[:count]
 
 
-def _finish_panels(figure: Any, groups: Sequence[Group], xlabel: str, ylabel: str) -> None:
+def _finish_panels(figure: Any, groups: Sequence[RunGroup], xlabel: str, ylabel: str) -> None:
     from matplotlib.lines import Line2D
 
     figure.supxlabel(xlabel, fontsize=9.0)
@@ -458,7 +408,7 @@ def _finish_panels(figure: Any, groups: Sequence[Group], xlabel: str, ylabel: st
     )
 
 
-def _draw_weights(groups: Sequence[Group], names: Sequence[str]) -> Any:
+def _draw_weights(groups: Sequence[RunGroup], names: Sequence[str]) -> Any:
     weights = [[_weights(record, names) for record in group.records] for group in groups]
     if len(names) < 2 or not any(np.isfinite(w).any() for each in weights for w in each):
         return None
@@ -503,7 +453,7 @@ def _stack_weights(axes: Any, names: Sequence[str], curves: Sequence[Curve | Non
 
 
 def _draw_weight_maps(
-    groups: Sequence[Group], names: Sequence[str], weights: Sequence[Sequence[Array]]
+    groups: Sequence[RunGroup], names: Sequence[str], weights: Sequence[Sequence[Array]]
 ) -> Any:
     """Objectives by rounds, the weight as a shade, one map per group."""
     means = []
@@ -537,7 +487,7 @@ def _draw_weight_maps(
     return figure
 
 
-def _draw_direction(groups: Sequence[Group]) -> Any:
+def _draw_direction(groups: Sequence[RunGroup]) -> Any:
     kinds = [("direction_norm_squared", "‖d‖²"), ("stationarity", "‖d*‖², true gradients")]
     drawn: list[tuple[Curve, str, int, int]] = []
     for i, group in enumerate(groups):
@@ -563,7 +513,7 @@ def _draw_direction(groups: Sequence[Group]) -> Any:
     return figure
 
 
-def _draw_radar(groups: Sequence[Group], names: Sequence[str]) -> Any:
+def _draw_radar(groups: Sequence[RunGroup], names: Sequence[str]) -> Any:
     """Losses around a circle: of one group at several rounds, of several groups at their last."""
     tables = [_mean_losses(group, names) for group in groups]
     if not all(len(table) for table in tables):
@@ -589,7 +539,7 @@ def _draw_radar(groups: Sequence[Group], names: Sequence[str]) -> Any:
     )
 
 
-def _mean_losses(group: Group, names: Sequence[str]) -> list[tuple[int, Array]]:
+def _mean_losses(group: RunGroup, names: Sequence[str]) -> list[tuple[int, Array]]:
     """(round, mean losses over seeds) wherever all were measured."""
     losses = [_losses(record, names) for record in group.records]
     length = min(len(each) for each in losses)
@@ -660,7 +610,7 @@ def _name_spokes(axes: Any, names: Sequence[str], angles: Array, radius: float) 
 
 
 def _draw_trade_off(
-    groups: Sequence[Group], names: Sequence[str], pair: tuple[str, str] | None
+    groups: Sequence[RunGroup], names: Sequence[str], pair: tuple[str, str] | None
 ) -> Any:
     """The way of the losses of two objectives: hollow where it begins, full where it ends."""
     if pair is None and len(names) < 2:

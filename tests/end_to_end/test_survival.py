@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -137,7 +138,7 @@ def test_a_kill_before_any_call_to_the_disk_loses_nothing(tmp_path: Path, straig
     kills, step = 0, 5
     for at in range(1, 1000, step):
         folder = tmp_path / str(at)
-        if not run_until_killed(lambda folder=folder: start(config(), folder), at):
+        if not run_until_killed(partial(start, config(), folder), at):
             break
         kills += 1
         if (folder / "config.toml").is_file():
@@ -293,7 +294,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_it_is_said(
     latest, before = list_checkpoints(stopped / "checkpoints")
     content = bytearray(latest.read_bytes())
     content[len(content) // 2] ^= 4
-    latest.write_bytes({"flip": content, "cut": content[:100], "empty": b""}[damage])
+    latest.write_bytes({"flip": bytes(content), "cut": bytes(content[:100]), "empty": b""}[damage])
     said: list[str] = []
     resume(stopped, say=said.append)
     assert any(latest.name in text for text in said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tomllib
 from collections import Counter
@@ -34,7 +35,19 @@ from fmol.rules import Fixed, MinNorm
 from fmol.schedules import Cosine, InverseSqrt, Warmup
 
 PAIRS = [(problem, algorithm) for problem in PROBLEMS for algorithm in ALGORITHMS]
-ODD = ["a b", "Ö", "🙂", "</script>", 'q"q', "back\\slash", "tab\t", "nul\x00", "del\x7f", "", "name"]
+ODD = [
+    "a b",
+    "Ö",
+    "🙂",
+    "</script>",
+    'q"q',
+    "back\\slash",
+    "tab\t",
+    "nul\x00",
+    "del\x7f",
+    "",
+    "name",
+]
 
 
 def read_back(config: Config) -> Config:
@@ -68,7 +81,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"participation": {"name": "number", "count": 3, "available": dict.fromkeys(ODD, 0.5)}},
     {"participation": {"name": "stratified", "count": 4, "per_objective": 2}},
     {"stop_at": 1e-300},
-    {"stop_at": {name: 0.1 for name in ODD}},
+    {"stop_at": dict.fromkeys(ODD, 0.1)},
     {"evaluate": 7},
     {"evaluate": "cohort"},
     {"tensorboard": True, "mlflow": "file:///a=b,c"},
@@ -151,7 +164,7 @@ def test_values_become_what_toml_knows(value: Any, plain: Any) -> None:
 
 def test_the_written_config_explains_every_option() -> None:
     lines = read_config({"problem": "multidigits"}).to_toml().splitlines()
-    for line, below in zip(lines, lines[1:], strict=False):
+    for line, below in itertools.pairwise(lines):
         if " = " in below and not below.startswith(("#", "name")):
             assert line.startswith("# "), below
 
@@ -311,9 +324,9 @@ def test_everything_wrong_is_said_at_once() -> None:
 
 
 def test_the_error_counts_what_is_wrong() -> None:
-    with pytest.raises(ConfigError, match="^1 thing is wrong with the configuration:\n`rounds`"):
+    with pytest.raises(ConfigError, match=r"^1 thing is wrong with the configuration:\n`rounds`"):
         read_config({"problem": "quadratic", "rounds": 0.5})
-    with pytest.raises(ConfigError, match="^2 things are wrong"):
+    with pytest.raises(ConfigError, match=r"^2 things are wrong"):
         read_config({"problem": "quadratic", "rounds": 0.5, "seed": -1})
 
 

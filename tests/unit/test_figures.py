@@ -93,35 +93,6 @@ def test_what_needs_more_objectives_is_left_out(
     assert set(ALL) - set(stems(write_figures(tmp_path, [record(names)], ("svg",)))) == left_out
 
 
-def test_runs_that_differ_in_their_seed_alone_are_one_group() -> None:
-    base = record()
-    runs = [
-        replace(
-            base,
-            name=f"run {seed} {steps}",
-            config={"algorithm": {"local_steps": steps}, "seed": seed, "run": {"out": f"{seed}"}},
-        )
-        for steps in (1, 5)
-        for seed in (0, 1, 2)
-    ]
-    groups = module._groups(runs)
-    assert [len(group.records) for group in groups] == [3, 3]
-    assert [group.label for group in groups] == ["FSMGDA, local_steps 1", "FSMGDA, local_steps 5"]
-
-
-def test_without_a_configuration_runs_of_one_name_are_a_group() -> None:
-    runs = [
-        record(rounds=1, seed=seed, name=name) for name in ("ours", "theirs") for seed in (0, 1)
-    ]
-    assert [(g.label, len(g.records)) for g in module._groups(runs)] == [("ours", 2), ("theirs", 2)]
-
-
-def test_groups_of_one_name_are_told_apart() -> None:
-    base = record(rounds=1)
-    runs = [replace(base, config={"k": 1}), replace(base, config={"k": 2})]
-    assert [group.label for group in module._groups(runs)] == ["FSMGDA (1)", "FSMGDA (2)"]
-
-
 def test_a_curve_is_the_mean_of_the_seeds_with_their_range() -> None:
     curve = module._curve([np.array([1.0, np.nan, 4.0, 9.0]), np.array([3.0, 2.0, 8.0])])
     assert curve is not None

@@ -133,7 +133,7 @@ def seen() -> Any:
 def test_every_built_in_problem_is_a_dataclass_that_builds(name: str) -> None:
     kind = find_problem(name)
     assert is_dataclass(kind)
-    assert callable(kind.build)
+    assert callable(getattr(kind, "build", None))
     assert kind.__doc__
     read_options(kind, {})
 

@@ -153,8 +153,8 @@ def test_datasets_are_counted_and_their_items_left_alone() -> None:
 
     x = torch.ones(3, 2)
     clients = [
-        Client("plain", TensorDataset(x, torch.tensor([0, 1, 1])), "a"),
-        Client("far", Untouchable(), "a"),
+        Client("plain", TensorDataset(x, torch.tensor([0, 1, 1])), ("a",)),
+        Client("far", Untouchable(), ("a",)),
     ]
     objectives = [Objective("a", first_column)]
     portrait = portray(Federation(nn.Linear(2, 2), objectives, clients))

@@ -40,8 +40,10 @@ def same(a: Any, b: Any) -> bool:
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     if isinstance(a, Tensor):
         alike = a.shape == b.shape and a.dtype == b.dtype
-        return alike and torch.equal(a.isnan(), b.isnan()) and torch.equal(
-            a.nan_to_num(), b.nan_to_num()
+        return (
+            alike
+            and torch.equal(a.isnan(), b.isnan())
+            and torch.equal(a.nan_to_num(), b.nan_to_num())
         )
     if isinstance(a, Mapping):
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
@@ -76,7 +78,7 @@ def broken(names: Sequence[str] = ("a", "b", "c")) -> Federation:
     base = problem(names)
     x, y = data(12)
     clients = [base.client(id) for id in base.population.ids()]
-    clients.append(Client("</script>", (x, torch.full_like(y, torch.inf)), names[:1]))
+    clients.append(Client("</script>", (x, torch.full_like(y, torch.inf)), tuple(names[:1])))
     return Federation(base.model, base.objectives, clients)
 
 
@@ -193,7 +195,7 @@ def test_the_comparison_of_these_tests_sees_every_difference() -> None:
         {"cosines": report.cosines.double()},
         {"reused": {"inf": 3.0}},
     ):
-        assert not same(replace(report, **change), report)  # type: ignore[arg-type]
+        assert not same(replace(report, **change), report)
 
 
 def test_the_table_of_a_record_is_the_table_of_its_result() -> None:

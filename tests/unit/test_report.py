@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -29,7 +28,6 @@ from fmol.report.data import (
     MOST_CLIENTS,
     MOST_POINTS,
     build_payload,
-    group_records,
     number,
 )
 from fmol.rounds import RoundReport
@@ -209,29 +207,6 @@ def test_no_updates_per_objective_means_no_cosines() -> None:
 
 
 # ---- runs beside one another -----------------------------------------------------------------
-
-
-def test_runs_that_differ_in_their_seed_alone_are_one_group() -> None:
-    def config(seed: int, lr: float) -> Mapping[str, Any]:
-        return {"seed": seed, "algorithm": {"name": "FSMGDA", "local_lr": lr}}
-
-    runs = [
-        record(name=f"fsmgda-{lr}-seed{seed}", seed=seed, config=config(seed, lr))
-        for lr in (0.1, 0.2)
-        for seed in range(3)
-    ]
-    assert group_records(runs) == [("fsmgda-0.1", [0, 1, 2]), ("fsmgda-0.2", [3, 4, 5])]
-
-
-def test_without_a_config_the_name_tells_which_runs_belong_together() -> None:
-    runs = [record(name="x", seed=0), record(name="x", seed=1), record(name="y", seed=0)]
-    assert [members for _, members in group_records(runs)] == [[0, 1], [2]]
-
-
-def test_two_runs_of_one_seed_are_never_averaged() -> None:
-    groups = group_records([record(), record()])
-    assert [members for _, members in groups] == [[0], [1]]
-    assert len({label for label, _ in groups}) == 2
 
 
 def test_runs_on_different_objectives_can_stand_beside_one_another() -> None:

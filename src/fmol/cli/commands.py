@@ -39,6 +39,7 @@ PACKAGE = Path(package.__file__).parent
 FAILED, MISUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 PATH = click.Path(path_type=Path)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 quiet_option = click.option("--quiet", is_flag=True, help="Says nothing but errors.")
 figures_option = click.option("--figures", type=PATH, help="Also writes PNG and SVG figures here.")
 algorithm_option = click.option(
@@ -63,7 +64,7 @@ def fmol() -> None:
 @algorithm_option
 @click.option(
     "--out",
-    type=PATH,
+    type=FOLDER,
     help="The run's folder; must be new or empty.  [a new one under runs/]",
 )
 @quiet_option
@@ -176,7 +177,7 @@ def compare(runs: Sequence[Path], out: Path, figures: Path | None, quiet: bool) 
 @click.option(
     "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time."
 )
-@click.option("--out", type=PATH, help="The sweep's folder.  [a new one under runs/]")
+@click.option("--out", type=FOLDER, help="The sweep's folder.  [a new one under runs/]")
 @quiet_option
 @click.pass_context
 def sweep(

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from fmol.grouping import group_records
 from fmol.metrics import conflict_rate
 from fmol.record import RunRecord
-from fmol.report.data import group_records
 from fmol.result import Result
 from fmol.runs.folder import RunFolder
 
@@ -67,8 +67,8 @@ def compare_table(records: Sequence[RunRecord]) -> list[str]:
     header += [*(f"{_metric(records, name)} {name}" for name in shown if _metric(records, name))]
     header += ["conflict", "MB"]
     rows = [header]
-    for label, members in group_records(records):
-        group = [records[i] for i in members]
+    for each in group_records(records):
+        label, group = each.label, each.records
         losses = [{n: _last(r, n) for n in names} for r in group]
         row = [label, str(len(group)), _mean([len(r.reports) for r in group], ".0f")]
         if shown:

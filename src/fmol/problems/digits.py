@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -66,6 +66,8 @@ class DigitOptions:
     """With "dirichlet": how alike the clients are; 0.1 is very different, 100 nearly the same."""
     test_samples: Count = 1000
     """Pairs held out at the server, made of digits that no client has."""
+    client_test_samples: Annotated[int, Range(least=0)] = 64
+    """Pairs held out at each client, of such digits too but with the labels it has; 0 for none."""
     model: Network = "mlp"
     """The network: fully connected, or two convolutions; either has one linear head a digit."""
     width: Count | None = None
@@ -148,10 +150,19 @@ class LeNet(nn.Module):
 
 
 def digit_federation(options: DigitOptions, train: Digits, test: Digits, shift: int) -> Federation:
-    """The federation of pairs of `train` digits, with pairs of `test` digits held out at the server."""
+    """The federation of pairs of `train` digits, with pairs of `test` digits held out.
+
+    At the server these have every label, at a client the mix that its own pairs have: the first
+    tell what the model knows, the second what a client has of it.
+    """
     first, second, parts = _deal(options, train.labels.numpy())
     x, y = compose(train, first, second, shift)
     clients = make_clients(x, y, parts, all_objectives(NAMES, options.clients))
+    if options.client_test_samples:
+        clients = [
+            replace(client, held_out=compose(test, *_own_test(options, i, y[part], test), shift))
+            for i, (client, part) in enumerate(zip(clients, parts, strict=True))
+        ]
     held_out = compose(test, *_any_pairs(options, len(test.labels), "test"), shift)
     objectives = [
         Objective(name, CrossEntropy(digit), metrics={"accuracy": Accuracy(digit)})
@@ -230,6 +241,17 @@ def _any_pairs(options: DigitOptions, digits: int, purpose: str) -> tuple[Indice
     count = options.test_samples if purpose == "test" else options.clients * options.samples
     generator = stream(options.seed, "problem", "pairs", purpose)
     first, second = generator.integers(digits, size=(2, count))
+    return first, second
+
+
+def _own_test(
+    options: DigitOptions, client: int, labels: Tensor, test: Digits
+) -> tuple[Indices, Indices]:
+    """Left and right test digits for one client, with labels `[n, 2]` drawn from its own."""
+    generator = stream(options.seed, "problem", "pairs", "own test", client)
+    drawn = labels.numpy()[generator.integers(len(labels), size=options.client_test_samples)]
+    known = test.labels.numpy()
+    first, second = (_digits_with(drawn[:, digit], known, generator) for digit in (0, 1))
     return first, second
 
 

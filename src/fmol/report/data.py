@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from fmol import algorithms
 from fmol.engines.seam import ClientRecord
+from fmol.grouping import RunGroup, algorithm_name, group_records
 from fmol.metrics import conflict, conflict_rate
 from fmol.record import RunRecord
 from fmol.rounds import RoundReport
@@ -39,8 +39,6 @@ SCALARS = {
     "min_cosine": "min_cosine",
     "optimality_gap": "optimality_gap",
 }
-ALGORITHMS = {name.lower(): name for name in algorithms.__all__}
-"""Config files write them small; a page uses one spelling."""
 LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "gap", "violation", "disparity", "unfair")
 HIGHER_IS_BETTER = ("accuracy", "auc", "f1", "precision", "recall", "r2", "score")
 
@@ -80,7 +78,7 @@ def build_payload(
         "metrics": [{"name": metric, "better": better(metric)} for metric in metrics],
         "portraits": portraits,
         "runs": runs,
-        "groups": [{"label": label, "runs": members} for label, members in groups],
+        "groups": [{"label": each.label, "runs": list(each.members)} for each in groups],
         "alone": _alone(records, alone, names),
     }
 
@@ -101,67 +99,12 @@ def better(metric: str) -> str:
     return "higher" if any(word in words for word in HIGHER_IS_BETTER) else ""
 
 
-# ---- which runs are the same but for the seed ------------------------------------------------
-
-
-def group_records(records: Sequence[RunRecord]) -> list[tuple[str, list[int]]]:
-    """(label, indices of records) of runs that differ in their seed alone.
-
-    Without a config it is algorithm and name that must agree. Two runs of one seed never share a
-    group: something that is not written down differs.
-    """
-    groups: list[tuple[str, list[int]]] = []
-    for i, record in enumerate(records):
-        key = _without_seed(record)
-        for known, members in groups:
-            if known == key and record.seed not in {records[j].seed for j in members}:
-                members.append(i)
-                break
-        else:
-            groups.append((key, [i]))
-    labels = [_common_name([records[i] for i in members]) for _, members in groups]
-    return [
-        (_distinct(labels, g, records[members[0]]), members)
-        for g, (_, members) in enumerate(groups)
-    ]
-
-
-def _without_seed(record: RunRecord) -> str:
-    # The run's own seed: that of a problem makes other data, which is another setting.
-    said = {key: value for key, value in record.config.items() if key != "seed"}
-    return json.dumps([record.algorithm, said or record.name], sort_keys=True, default=str)
-
-
-def _common_name(records: Sequence[RunRecord]) -> str:
-    """What the records' names begin with; the algorithm where that is nothing."""
-    names = [record.name for record in records]
-    if len(set(names)) == 1:
-        return names[0] or records[0].algorithm
-    first, last = min(names), max(names)
-    length = next((i for i, c in enumerate(first) if last[i : i + 1] != c), len(first))
-    shared = first[:length].rstrip(" -_.,=0123456789")
-    return shared.removesuffix("seed").rstrip(" -_.,(=") or records[0].algorithm
-
-
-def _distinct(labels: Sequence[str], g: int, record: RunRecord) -> str:
-    if labels.count(labels[g]) == 1:
-        return labels[g]
-    if labels[g] != record.name and record.name not in labels:
-        return record.name
-    return f"{labels[g]} ({list(labels[: g + 1]).count(labels[g])})"
-
-
-def _title(records: Sequence[RunRecord], groups: Sequence[tuple[str, list[int]]]) -> str:
+def _title(records: Sequence[RunRecord], groups: Sequence[RunGroup]) -> str:
     problem = problem_name(records[0])
     if len(groups) > 1:
         return f"{problem}: {len(groups)} runs compared" if problem else f"{len(groups)} runs"
-    label = groups[0][0]
+    label = groups[0].label
     return f"{problem}: {label}" if problem else label
-
-
-def algorithm_name(record: RunRecord) -> str:
-    """The algorithm as the library spells it, whether the record comes from memory or from a file."""
-    return ALGORITHMS.get(record.algorithm.lower(), record.algorithm)
 
 
 def problem_name(record: RunRecord) -> str:

@@ -1,0 +1,111 @@
+"""Which runs belong together: those that differ in their seed alone, and what to call them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fmol import algorithms
+from fmol.record import RunRecord
+
+__all__ = ["RunGroup", "algorithm_name", "group_records"]
+
+SPELLINGS = {name.lower(): name for name in algorithms.__all__}
+"""Config files write algorithms small; people see one spelling."""
+ASIDE = frozenset(
+    {"seed", "data_dir", "device", "threads", "checkpoint_every", "tensorboard", "mlflow"}
+)
+"""Run options that make no other setting: where and how it was computed and written."""
+SEED = re.compile(r"[ ,_-]*\(?seed[ =_-]?\d+\)?(-\d{8}-\d{6}(-\d+)?)?", re.IGNORECASE)
+DATED = re.compile(r"-seed\d+-\d{8}-\d{6}(-\d+)?$")
+"""How a run folder ends that nobody named: its beginning tells no more than its config."""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs of one setting, a seed each."""
+
+    label: str
+    records: tuple[RunRecord, ...]
+    members: tuple[int, ...]
+    """Where they stand among the records that were grouped."""
+
+
+def group_records(records: Sequence[RunRecord]) -> list[RunGroup]:
+    """The records in groups that differ in their seed alone, in the order of their first members.
+
+    Without a config it is algorithm and name that must agree. Two runs of one seed never share a
+    group: something that is not written down differs. A group is called what its runs are, without
+    the seed; where that tells nothing, by the algorithm and the options in which groups differ.
+    """
+    groups: list[tuple[object, list[int]]] = []
+    for i, record in enumerate(records):
+        key = (record.algorithm, _settings(record) or record.name)
+        for known, members in groups:
+            if known == key and record.seed not in {records[j].seed for j in members}:
+                members.append(i)
+                break
+        else:
+            groups.append((key, [i]))
+    parts = [tuple(records[i] for i in members) for _, members in groups]
+    labels = [_shared_name(part) for part in parts]
+    settings = [_settings(part[0]) for part in parts]
+    labels = [
+        label if label and labels.count(label) == 1 else _differences(g, parts[g][0], settings)
+        for g, label in enumerate(labels)
+    ]
+    return [
+        RunGroup(_numbered(labels, g), parts[g], tuple(members))
+        for g, (_, members) in enumerate(groups)
+    ]
+
+
+def algorithm_name(record: RunRecord) -> str:
+    """The algorithm as the library spells it, whether the record comes from memory or from a file."""
+    return SPELLINGS.get(record.algorithm.lower(), record.algorithm)
+
+
+def _settings(record: RunRecord) -> dict[str, str]:
+    """Every key of the config that makes a setting, on one level, as text.
+
+    The run's own seed is left out; that of a problem makes other data, which is another setting.
+    """
+    said = {key: value for key, value in record.config.items() if key not in ASIDE}
+    return {key: str(value) for key, value in _flat(said)}
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shared_name(records: Sequence[RunRecord]) -> str:
+    """What the records are all called but for the seed; empty where that tells nothing."""
+    names = {SEED.sub("", record.name).strip(" ,_-") for record in records}
+    dated = any(DATED.search(record.name) for record in records)
+    return names.pop() if len(names) == 1 and not dated else ""
+
+
+def _differences(g: int, record: RunRecord, settings: Sequence[Mapping[str, str]]) -> str:
+    """The algorithm, and the options in which this group is not as all others."""
+    own = settings[g]
+    differing = [
+        f"{key.rpartition('.')[2]}={value}"
+        for key, value in own.items()
+        if key != "algorithm.name"
+        # An option that other algorithms do not have tells nothing that their name does not.
+        and any(key in other and other[key] != value for other in settings)
+    ]
+    return ", ".join([algorithm_name(record), *differing])
+
+
+def _numbered(labels: Sequence[str], g: int) -> str:
+    """The label, with a number where several groups have the same."""
+    if labels.count(labels[g]) == 1:
+        return labels[g]
+    return f"{labels[g]} ({list(labels[: g + 1]).count(labels[g])})"
