@@ -12,7 +12,6 @@ images that no client has. Every run has a folder of its own, as `fmol run` make
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -50,8 +49,7 @@ def run(title: str, flags: dict[str, str], rounds: int, folder: Path) -> Result:
     print(f"\n{title}", flush=True)
     config = read_config({}, {**PROBLEM, **flags, "rounds": str(rounds)})
     with Progress(NAMES, rounds) as progress:
-        result = start(config, folder, watch=lambda *_: [progress], say=lambda text: None)
-    return result
+        return start(config, folder, watch=lambda *_: [progress], say=lambda text: None)
 
 
 def line(title: str, result: Result) -> str:
@@ -91,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

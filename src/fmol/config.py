@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedAvg
 from fmol.engines import EngineName
@@ -27,6 +27,7 @@ from fmol.options import (
     Range,
     check_options,
     explain_options,
+    kinds_in,
     list_options,
     nearest,
     parse_text,
@@ -281,6 +282,8 @@ def read_config(
     ):
         notes += _drop_foreign(given["algorithm"], source)
     if flags.get("problem") and _table_name(tables, "problem") not in (None, source.problem):
+        if given["problem"]:
+            notes.append(f"[problem] of the file is not of {source.problem}: left out.")
         given["problem"] = {}
     known = source.flags()
     for name, text in flags.items():
@@ -378,7 +381,7 @@ def _unknown_flag(
     name: str, text: str, known: Mapping[str, Mapping[str, Option]], source: Source
 ) -> str:
     everything = {each: table for table, options in known.items() for each in options}
-    hint = nearest(name, [*everything, *TABLES])
+    hint = nearest(name, [*everything, "algorithm"])
     flag = "--" + name.replace("_", "-")
     return (
         f"`{flag}` is not an option of the run, of problem {source.problem} or of algorithm "
@@ -408,7 +411,15 @@ def recommended_options(problem: type) -> dict[str, Any]:
 
 def _settable(option: Option) -> bool:
     """Whether an option can be written down: not one that only Python can give."""
-    return option.name != "transforms"
+    return any(_writable(kind) for kind in kinds_in(option.kind))
+
+
+def _writable(kind: Any) -> bool:
+    origin = get_origin(kind) or kind
+    if origin in (tuple, list, Sequence):
+        return all(_writable(each) for each in get_args(kind) if each is not Ellipsis)
+    plain = (int, float, bool, str, Path, Literal, Mapping, dict, Any)
+    return origin in plain or kind in CHOICES
 
 
 # ---- TOML ------------------------------------------------------------------------------------

@@ -75,18 +75,29 @@ def test_missing_labels_a_stall_its_alarm_and_its_end(run: Runner) -> None:
     assert numbers(protected)[-1] < 0.5 * numbers(plain)[-1]
 
 
-def test_the_demo_runs_and_compares(run: Runner) -> None:
+def test_the_demo_runs_compares_and_reports(run: Runner, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    out = run("demo", "--rounds", "2")
-    for text in ('FSMGDA, normalize="loss"', "FedAvg, weights ½ and ½", "alarms: none", "Why:"):
+    pytest.importorskip("safetensors")
+    out = run("demo", "--rounds", "2", "--out", str(tmp_path / "demo"))
+    for text in (
+        'FSMGDA, normalize="loss"',
+        "FedAvg, weights ½ and ½",
+        "every client alone",
+        "Why:",
+    ):
         assert text in out
+    report = tmp_path / "demo" / "report.html"
+    assert f"Now look at {report}" in out
+    assert "every client alone" in report.read_text(encoding="utf-8")
+    assert (tmp_path / "demo" / "fsmgda" / "model.safetensors").is_file()
 
 
 @pytest.mark.slow
-def test_the_demo_learns_what_the_readme_says(run: Runner) -> None:
+def test_the_demo_learns_what_the_readme_says(run: Runner, tmp_path: Path) -> None:
     """Losses and accuracies within 30 %: rounding differs between machines, learning does not."""
     pytest.importorskip("sklearn")
-    out = run("demo")
+    pytest.importorskip("safetensors")
+    out = run("demo", "--out", str(tmp_path / "demo"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for title in ("FSMGDA ", 'FSMGDA, normalize="loss"', "FedAvg, weights ½ and ½"):
         (shown,) = re.findall(rf"^{re.escape(title)} .*$", readme, re.MULTILINE)

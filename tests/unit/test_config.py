@@ -245,6 +245,13 @@ def test_another_algorithm_than_the_files_drops_foreign_options_and_says_so() ->
     assert only_problem(tables, algorithm="fedavg").startswith("[algorithm] `normalize` is not")
 
 
+def test_another_problem_than_the_files_drops_its_options_and_says_so() -> None:
+    tables = {"problem": {"name": "quadratic", "clients": 3}}
+    config = read_config(tables, {"problem": "multidigits"})
+    assert config.problem_options.clients != 3
+    assert config.notes == ("[problem] of the file is not of multidigits: left out.",)
+
+
 def test_names_of_algorithms_are_the_same_in_any_case() -> None:
     assert read_config({"problem": "quadratic", "algorithm": "FedAvg"}).algorithm == "fedavg"
 
@@ -294,6 +301,16 @@ def test_options_of_ones_own_problem_give_way_to_flags_that_are_taken(
         "problem_jobs",
         "fine",
     ]
+
+
+def test_what_only_python_can_give_is_neither_a_flag_nor_written(tmp_path: Path) -> None:
+    path = tmp_path / "own_thing.py"
+    text = "class Thing: ...\ndef federation(thing=Thing(), things: list[Thing] = [], size=3): ..."
+    path.write_text(text, encoding="utf-8")
+    config = read_config({}, {"problem": f"{path}:federation"})
+    assert config.tables["problem"] == {"name": f"{path}:federation", "size": 3}
+    assert read_back(config) == config
+    assert "transforms" not in config.tables["algorithm"]
 
 
 # ---- what is wrong ---------------------------------------------------------------------------
