@@ -296,6 +296,7 @@ def read_config(
             option = known[place][name]
             given[place][option.name] = parse_text(option.kind, text)
     problems += _take_out_misplaced(given, source)
+    notes += _settle_steps(given["algorithm"], flags)
     _recommend(given, source)
     read: dict[str, Any] = {}
     for table, kind, called in (
@@ -375,6 +376,17 @@ def _drop_foreign(options: dict[str, Any], source: Source) -> list[str]:
     return [
         f"`{name}` of the file is no option of {source.algorithm}: left out." for name in foreign
     ]
+
+
+def _settle_steps(options: dict[str, Any], flags: Mapping[str, str]) -> list[str]:
+    """Lets a flag for one of steps and epochs take the place of the other in a file; says so."""
+    pair = ("local_steps", "local_epochs")
+    for said, other in (pair, pair[::-1]):
+        asked = flags.get(said, "none") != "none" and other not in flags
+        if asked and options.get(other, "none") != "none":
+            options[other] = "none"
+            return [f"`{other}` of the file gives way to `--{said.replace('_', '-')}`."]
+    return []
 
 
 def _unknown_flag(

@@ -524,6 +524,9 @@ def test_a_config_that_was_changed_since_the_start_is_refused_by_key(
 def test_how_long_and_how_often_may_change(stopped: Path) -> None:
     resume(stopped, flags={"rounds": "14", "checkpoint_every": "3"})
     assert rounds_in(stopped) == list(range(14))
+    assert "rounds = 14" in (stopped / "config.toml").read_text(encoding="utf-8")
+    resume(stopped)  # From the file alone: as it stands now.
+    assert rounds_in(stopped) == list(range(14))
 
 
 @pytest.mark.parametrize("what", ["fmol", "torch"])

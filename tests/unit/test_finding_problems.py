@@ -47,6 +47,11 @@ def with_data(samples: int = 6, data_dir=None):
     seen.append(data_dir)
     return make(samples)
 
+def with_lists(sizes=[1, 2], shares={"a": 0.5}):
+    seen.append((sizes, shares))
+    sizes.append(3)
+    return make()
+
 def with_path(where: Path = Path("here")):
     seen.append(where)
     return make()
@@ -184,6 +189,18 @@ def test_data_dir_is_no_option_but_is_handed_on(write: Callable[..., Path]) -> N
     assert list(list_options(find_problem("own_problem:with_data"))) == ["samples"]
     build("own_problem:with_data", data_dir="there")
     assert seen() == "there"
+
+
+def test_lists_and_tables_may_be_defaults_and_stay_what_they_are(
+    write: Callable[..., Path],
+) -> None:
+    write()
+    config = read_config({}, {"problem": "own_problem:with_lists"})
+    assert config.tables["problem"]["sizes"] == [1, 2]
+    config.build()
+    assert list_options(find_problem("own_problem:with_lists"))["sizes"].default == [1, 2]
+    read_config({}, {"problem": "own_problem:with_lists", "sizes": "4,5", "shares": "b=1"}).build()
+    assert seen() == ([4, 5, 3], {"b": 1})
 
 
 def test_a_path_comes_back_from_a_file_as_a_path(write: Callable[..., Path]) -> None:

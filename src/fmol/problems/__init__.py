@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
@@ -157,9 +158,7 @@ def _from_function(function: Callable[..., Federation], name: str) -> type:
         kind = kinds.get(each.name, guess)
         if each.default is None:
             kind = kind | None
-        columns.append(
-            (each.name, kind) if missing else (each.name, kind, field(default=each.default))
-        )
+        columns.append((each.name, kind) if missing else (each.name, kind, _default(each.default)))
     names = [column[0] for column in columns]
 
     def build(self: Any, data_dir: str | None = None) -> Federation:
@@ -171,6 +170,12 @@ def _from_function(function: Callable[..., Federation], name: str) -> type:
     return make_dataclass(
         _class_name(name), columns, namespace={"build": build}, frozen=True, kw_only=True
     )
+
+
+def _default(value: Any) -> Any:
+    # Dataclasses take no list or dict for a default, lest all share it.
+    shared = isinstance(value, list | dict | set)
+    return field(default_factory=partial(copy, value)) if shared else field(default=value)
 
 
 def _annotations(function: Callable[..., Federation]) -> dict[str, Any]:

@@ -103,11 +103,11 @@ class Adult:
     """What the model's first parameters and every random split are drawn from."""
 
     recommended: ClassVar[Mapping[str, Any]] = {
-        "rounds": 60,
+        "rounds": 100,
         "local_steps": 10,
         "batch_size": 256,
-        "local_lr": 0.3,
-        "server_lr": 0.3,
+        "local_lr": 1.0,
+        "server_lr": 1.0,
     }
     """What to train it with, where nothing else is said."""
     data_sets: ClassVar[tuple[DataSet, ...]] = (DataSet("adult", _FILES, "OpenML 1590"),)

@@ -95,8 +95,8 @@ class CelebA:
         "rounds": 20,
         "local_steps": 10,
         "batch_size": 32,
-        "local_lr": 0.02,
-        "server_lr": 0.02,
+        "local_lr": 0.1,
+        "server_lr": 0.1,
     }
     """What to train it with, where nothing else is said."""
     data_sets: ClassVar[tuple[DataSet, ...]] = (

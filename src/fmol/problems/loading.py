@@ -57,5 +57,5 @@ def not_found(name: str, files: Sequence[str], otherwise: str) -> FileNotFoundEr
     """The error for a data set that is nowhere; `otherwise` says how else it can be had."""
     return FileNotFoundError(
         f"the data set `{name}` ({', '.join(files)}) was not found. Name the folder that holds it with "
-        f"`data_dir` or in the environment variable {DATA_VARIABLE}, or {otherwise}."
+        f"`data_dir` (`--data-dir`) or in the environment variable {DATA_VARIABLE}, or {otherwise}."
     )

@@ -46,7 +46,7 @@ class MultiMNIST(DigitOptions):
     """The network: fully connected, or two convolutions; either has one linear head a digit."""
 
     recommended: ClassVar[Mapping[str, Any]] = {
-        "rounds": 60,
+        "rounds": 100,
         "local_epochs": 1,
         "batch_size": 16,
         "local_lr": 0.1,

@@ -98,6 +98,8 @@ class Quadratic:
         "rounds": 60,
         "local_steps": 5,
         "batch_size": 16,
+        "local_lr": 0.1,
+        "server_lr": 0.1,
     }
     """What to train it with, where nothing else is said."""
 

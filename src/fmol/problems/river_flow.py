@@ -79,11 +79,11 @@ class RiverFlow:
     """What the model's first parameters and every random split are drawn from."""
 
     recommended: ClassVar[Mapping[str, Any]] = {
-        "rounds": 60,
+        "rounds": 100,
         "local_steps": 10,
         "batch_size": 64,
-        "local_lr": 0.05,
-        "server_lr": 0.05,
+        "local_lr": 0.02,
+        "server_lr": 0.02,
     }
     """What to train it with, where nothing else is said."""
     data_sets: ClassVar[tuple[DataSet, ...]] = (

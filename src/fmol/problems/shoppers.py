@@ -92,7 +92,7 @@ class Shoppers:
     """What the model's first parameters and the held-out sessions are drawn from."""
 
     recommended: ClassVar[Mapping[str, Any]] = {
-        "rounds": 60,
+        "rounds": 100,
         "local_steps": 10,
         "batch_size": 64,
         "local_lr": 0.1,
