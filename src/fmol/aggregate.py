@@ -62,6 +62,32 @@ class MeanFold:
             self._moved[row] += reply.steps.get(lane.slot, 1)
             self._squares[row] += weight * squared_norm(delta)
 
+    def add_rows(
+        self,
+        slots: Sequence[str],
+        deltas: Tensor,
+        weights: Sequence[float],
+        moved: Sequence[int],
+        squares: Sequence[float],
+    ) -> None:
+        """Many lanes at once: the slot, Δ (a row of `[L, d]`), samples, steps and ‖Δ‖² of each.
+
+        As `add` would do one after the other, to rounding; rows of weight zero may hold anything
+        finite.
+        """
+        if self._weighting == "uniform":
+            weights = [float(weight > 0) for weight in weights]
+        rows = [self._row[slot] for slot in slots]
+        mix = torch.zeros(len(self._weight), len(slots), dtype=torch.float64)
+        for lane, (row, weight) in enumerate(zip(rows, weights, strict=True)):
+            mix[row, lane] = weight
+            self._weight[row] += weight
+            self._moved[row] += moved[lane] if weight else 0
+            self._squares[row] += weight * squares[lane]
+        with _full_precision():
+            # A product and no scattered additions, whose order a GPU leaves open.
+            self._sums.addmm_(mix.to(self._sums), deltas.to(self._sums))
+
     def result(self) -> Means:
         """Means of the slots for which somebody moved. Call it once: it divides the sums in place.
 

@@ -14,7 +14,7 @@ from fmol import rng
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
 from fmol.evaluation import batch_mean, evaluate
 
-__all__ = ["batches", "descend", "local_work", "step_count"]
+__all__ = ["batches", "count_labels", "descend", "local_work", "mixture_loss", "step_count"]
 
 
 def step_count(local: LocalConfig, n: int) -> int:
@@ -74,7 +74,7 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
         len(site.samples), local, seed=site.seed, round=ask.round, client=site.client.id
     )
     for k, indices in enumerate(order):
-        loss = _mixture_loss(site, lane.mixture, indices, descent.masked)
+        loss = mixture_loss(site, lane.mixture, indices, descent.masked)
         if loss is None:
             continue  # Nobody in this batch has a label: a step that does not move.
         direction = model.gradient(loss)
@@ -100,7 +100,7 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     return descent
 
 
-def _mixture_loss(
+def mixture_loss(
     site: Site, mixture: Mapping[str, float], indices: Tensor | None, masked: set[str]
 ) -> Tensor | None:
     """Σ w_s f_{s,i} on one batch, None without a label; notes in `masked` whose loss marks labels."""
@@ -143,7 +143,7 @@ def local_work(ask: Ask, site: Site) -> Reply:
         for name in lane.mixture:
             if name not in site.counts:
                 marks = name in descent.masked
-                site.counts[name] = _count_labels(site, ask.x, name) if marks else len(site.samples)
+                site.counts[name] = count_labels(site, ask.x, name) if marks else len(site.samples)
         if any(site.counts[name] for name in lane.mixture):
             deltas[lane.slot], steps[lane.slot] = descent.delta, descent.moved
     names = {*ask.evaluate, *(name for lane in ask.lanes for name in lane.mixture)}
@@ -179,7 +179,7 @@ def _evaluate(ask: Ask, site: Site) -> tuple[dict[str, float], dict[str, dict[st
     return losses, held_out
 
 
-def _count_labels(site: Site, x: Tensor, name: str) -> int:
+def count_labels(site: Site, x: Tensor, name: str) -> int:
     """How many of the client's samples carry a label for this objective.
 
     Only the loss can say, and it needs outputs to be called with.

@@ -219,7 +219,7 @@ def test_a_reply_weighs_its_tensors_and_eight_bytes_per_number() -> None:
 
 def test_there_is_one_record_per_objective_a_reply_speaks_of() -> None:
     answer = reply(seconds=1.5, losses={"a": 0.5}, held_out={"b": {"accuracy": 0.9}})
-    first, second = client_records(answer, ASK, bytes_up=100, bytes_down=200)
+    first, second = client_records(answer, bytes_up=100, bytes_down=200)
     assert (first.client, first.objective, first.loss, first.samples) == ("anna", "a", 0.5, 10)
     assert (first.delta_norm, second.delta_norm) == (2.0, 4.0)
     assert (second.objective, second.samples) == ("b", 20)
@@ -230,11 +230,11 @@ def test_there_is_one_record_per_objective_a_reply_speaks_of() -> None:
 
 def test_the_length_of_a_delta_is_recorded_without_overflow() -> None:
     huge = reply(deltas=deltas(a=torch.full((4,), 1e30)))
-    assert client_records(huge, ASK, bytes_up=0, bytes_down=0)[0].delta_norm == pytest.approx(2e30)
+    assert client_records(huge, bytes_up=0, bytes_down=0)[0].delta_norm == pytest.approx(2e30)
 
 
 def test_a_mixture_has_no_length_of_its_own_per_objective() -> None:
     answer = reply(deltas={"mixture": torch.ones(4)}, steps={"mixture": 1})
-    records = client_records(answer, MIXED, bytes_up=0, bytes_down=0)
+    records = client_records(answer, bytes_up=0, bytes_down=0)
     assert [record.objective for record in records] == ["a", "b"]
     assert all(record.delta_norm != record.delta_norm for record in records)

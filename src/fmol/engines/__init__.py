@@ -9,9 +9,17 @@ import torch
 
 from fmol.engines.seam import Engine
 from fmol.engines.sequential import SequentialEngine
+from fmol.engines.vectorized import VectorizedEngine
 from fmol.federation import Federation
 
-__all__ = ["EngineFactory", "EngineName", "SequentialEngine", "make_engine", "resolve_device"]
+__all__ = [
+    "EngineFactory",
+    "EngineName",
+    "SequentialEngine",
+    "VectorizedEngine",
+    "make_engine",
+    "resolve_device",
+]
 
 
 class EngineFactory(Protocol):
@@ -20,10 +28,13 @@ class EngineFactory(Protocol):
     def __call__(self, federation: Federation, *, seed: int, device: torch.device) -> Engine: ...
 
 
-EngineName = Literal["sequential"]
+EngineName = Literal["sequential", "vectorized"]
 """What an engine is called in files and flags."""
 
-BUILT_IN: dict[str, Callable[..., Engine]] = {"sequential": SequentialEngine}
+BUILT_IN: dict[str, Callable[..., Engine]] = {
+    "sequential": SequentialEngine,
+    "vectorized": VectorizedEngine,
+}
 
 
 def make_engine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from numbers import Integral, Real
 
@@ -16,13 +17,19 @@ __all__ = ["check_reply", "client_records", "message_bytes", "reply_bytes"]
 
 
 def check_reply(
-    reply: Reply, ask: Ask, client: Client, layout: Layout, limit: int | None = None
+    reply: Reply,
+    ask: Ask,
+    client: Client,
+    layout: Layout,
+    limit: int | None = None,
+    finite: Container[str] = (),
 ) -> tuple[Reply, tuple[Refusal, ...]]:
     """The reply without what may not be let in, and a refusal for each thing taken out.
 
     A (client, objective) with a misshapen or non-finite delta, a non-finite loss, an unknown slot
     or an impossible sample count is taken out as a whole; the client's other objectives stay.
-    `limit` is how many samples the server itself knows the client to have, where it does.
+    `limit` is how many samples the server itself knows the client to have, where it does; `finite`
+    are slots whose deltas were found finite already.
     """
     bounds = [bound for bound in (client.max_samples, limit) if bound is not None]
     most = min(bounds) if bounds else None
@@ -60,7 +67,7 @@ def check_reply(
             reasons[slot] = f"its update has shape {list(delta.shape)} instead of [{layout.size}]"
         elif not delta.is_floating_point():
             reasons[slot] = f"its update is of {delta.dtype} instead of {layout.dtype}"
-        elif not bool(torch.isfinite(delta.to(layout.dtype)).all()):
+        elif slot not in finite and not bool(torch.isfinite(delta.to(layout.dtype)).all()):
             bad = int((~torch.isfinite(delta.to(layout.dtype))).sum())
             reasons[slot] = (
                 f"its update has {bad} non-finite of {layout.size} values (a step too large, or a "
@@ -106,11 +113,16 @@ def _tensor_bytes(*tensors: torch.Tensor) -> int:
 
 
 def client_records(
-    reply: Reply, ask: Ask, *, bytes_up: int, bytes_down: int
+    reply: Reply,
+    *,
+    bytes_up: int,
+    bytes_down: int,
+    norms: Mapping[str, float] | None = None,
 ) -> tuple[ClientRecord, ...]:
-    """One line per objective that this reply speaks of."""
+    """One line per objective that this reply speaks of; `norms` by slot, where they are known."""
     nan = float("nan")
-    norms = {slot: math.sqrt(squared_norm(delta)) for slot, delta in reply.deltas.items()}
+    if norms is None:
+        norms = {slot: math.sqrt(squared_norm(delta)) for slot, delta in reply.deltas.items()}
     names = sorted({*reply.losses, *reply.samples, *reply.held_out})
     return tuple(
         ClientRecord(

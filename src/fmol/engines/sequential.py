@@ -6,7 +6,8 @@ Simple enough to be read as the definition of what every other engine must compu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -73,7 +74,7 @@ class SequentialEngine:
         refused: list[Refusal] = []
         up = down = 0
         for ask in sorted(asks, key=lambda ask: ask.client):
-            try:
+            with said_where(ask):
                 site = self._site(ask.client)
                 reply = work(ask, site)
                 for transform in transforms:
@@ -81,9 +82,6 @@ class SequentialEngine:
                 bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
                 for transform in reversed(transforms):
                     reply = transform.server(reply, ask)
-            except Exception as error:
-                error.add_note(f"This happened in round {ask.round} at client `{ask.client}`.")
-                raise
             client, limit = site.client, len(site.samples)
             reply, refusals = check_reply(reply, ask, client, self.federation.layout, limit)
             if refusals:  # What is refused leaves no trace at the client either.
@@ -92,7 +90,7 @@ class SequentialEngine:
                 self._pending[client.id] = dict(site.state)
             if fold is not None:
                 fold.add(reply, ask)
-            records += client_records(reply, ask, bytes_up=bytes_up, bytes_down=bytes_down)
+            records += client_records(reply, bytes_up=bytes_up, bytes_down=bytes_down)
             refused += refusals
             up, down = up + bytes_up, down + bytes_down
         result = None if fold is None else fold.result()
@@ -141,6 +139,16 @@ class SequentialEngine:
 
     def close(self) -> None:
         self._data.clear()
+
+
+@contextmanager
+def said_where(ask: Ask) -> Iterator[None]:
+    """Adds to an error in whose work, and in which round, it happened."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"This happened in round {ask.round} at client `{ask.client}`.")
+        raise
 
 
 class _ClientData:

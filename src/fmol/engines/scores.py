@@ -1,0 +1,136 @@
+"""Losses and metrics of many clients at one `x`: one forward pass over all of their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmol.data import tree_map
+from fmol.engines.pool import Pool
+from fmol.evaluation import Score, batch_mean
+from fmol.layout import FlatModel
+from fmol.objectives import Objective, WholeSet
+
+__all__ = ["Scores", "score_clients"]
+
+Scores = dict[str, dict[str, dict[str, Score]]]
+"""Client → objective → `"loss"` and metrics → `Score`."""
+
+
+def score_clients(
+    model: FlatModel,
+    pool: Pool,
+    wanted: Mapping[str, Sequence[Objective]],
+    *,
+    batch_size: int,
+    metrics: bool,
+) -> Scores:
+    """What `fmol.evaluation.evaluate` gives for each client by itself, at the model's own `x`.
+
+    An objective is asked about the samples of the clients that want it alone: others may have no
+    labels for it that make sense.
+    """
+    clients = list(wanted)
+    scores: Scores = {client: {} for client in clients}
+    outputs, targets = _outputs(model, pool, clients, batch_size)
+    sizes = [pool.sizes[client] for client in clients]
+    starts = dict(zip(clients, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
+    objectives = {o.name: o for each in wanted.values() for o in each}
+    held = {client: {o.name for o in each} for client, each in wanted.items()}
+    for objective in objectives.values():
+        holders = [client for client in clients if objective.name in held[client]]
+        mine = (outputs, targets)
+        if len(holders) < len(clients):
+            rows = torch.cat(
+                [torch.arange(starts[c], starts[c] + pool.sizes[c]) for c in holders]
+            ).to(pool.device)
+            mine = tree_map(lambda leaf, rows=rows: leaf.index_select(0, rows), mine)  # type: ignore[misc]
+        lengths = [pool.sizes[client] for client in holders]
+        functions: dict[str, Any] = {"loss": objective.loss}
+        functions |= objective.metrics if metrics else {}
+        for name, function in functions.items():
+            what = f"the {name} of objective `{objective.name}`"
+            values = _values(function, mine, lengths, what)
+            for client, score in zip(holders, values, strict=True):
+                scores[client].setdefault(objective.name, {})[name] = score
+    return scores
+
+
+def _outputs(
+    model: FlatModel, pool: Pool, clients: Sequence[str], batch_size: int
+) -> tuple[Any, Any]:
+    """The model's outputs for all samples of `clients`, one after the other, and their targets."""
+    everything = clients == list(pool.sizes)
+    rows = None
+    if not everything:
+        spans = [(pool.offsets[c], pool.sizes[c]) for c in clients]
+        rows = torch.cat([torch.arange(start, start + n) for start, n in spans]).to(pool.device)
+    total = pool.total if rows is None else len(rows)
+    parts, targets = [], []
+    model.module.eval()
+    try:
+        with torch.no_grad():
+            for start in range(0, total, batch_size):
+                stop = min(start + batch_size, total)
+                batch = pool.span(start, stop) if rows is None else pool.pick(rows[start:stop])
+                parts.append(model(batch[0]))
+                targets.append(batch[1])
+    finally:
+        model.module.train()
+    return _join(parts), _join(targets)
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, Mapping):
+        return {name: _join([part[name] for part in parts]) for name in first}
+    if isinstance(first, tuple | list):
+        joined = [_join(list(column)) for column in zip(*parts, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    return first
+
+
+def _values(
+    function: Callable[[Any, Any], Any], mine: tuple[Any, Any], lengths: Sequence[int], what: str
+) -> list[Score]:
+    """Each client's score: means of its own samples' values, or what the function says of its set."""
+    total = sum(lengths)
+    if not isinstance(function, WholeSet):
+        with torch.no_grad():
+            value = function(*mine)
+        pair = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        values, valid = pair
+        if isinstance(values, Tensor) and values.shape == (total,):
+            return _means(values, valid, lengths)
+    scores, start = [], 0
+    for length in lengths:
+        outputs, targets = tree_map(lambda leaf, a=start, n=length: leaf[a : a + n], mine)  # type: ignore[misc]
+        with torch.no_grad():
+            value = function(outputs, targets)
+        mean, count = batch_mean(value, length, what)
+        scores.append(Score(float(mean), count) if count else Score(float("nan"), 0))
+        start += length
+    return scores
+
+
+def _means(values: Tensor, valid: Tensor | None, lengths: Sequence[int]) -> list[Score]:
+    wide = values.double()
+    sizes = torch.tensor(lengths, device=values.device)
+    counts = sizes
+    if valid is not None:
+        mask = valid.bool()
+        wide = torch.where(mask, wide, 0)
+        counts = torch.segment_reduce(mask.double(), "sum", lengths=sizes)
+    sums = torch.segment_reduce(wide, "sum", lengths=sizes)
+    table = torch.stack([sums, counts.double()]).tolist()  # One transfer for all clients.
+    return [
+        Score(total / count if count else float("nan"), int(count))
+        for total, count in zip(*table, strict=True)
+    ]

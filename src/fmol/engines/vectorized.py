@@ -1,0 +1,585 @@
+"""All lanes at once: the same round as the sequential engine's, many trajectories side by side."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fmol import rng
+from fmol.data import TensorSamples, tree_leaves
+from fmol.engines.checks import check_reply, client_records, message_bytes, reply_bytes
+from fmol.engines.lanes import Batch, LaneModel, LaneSteps, Pull, batch_dependent, pull_losses
+from fmol.engines.pool import Pool, make_pool
+from fmol.engines.scores import Scores, score_clients
+from fmol.engines.seam import (
+    Ask,
+    ClientRecord,
+    Fold,
+    Lane,
+    LocalConfig,
+    Receipt,
+    Refusal,
+    Reply,
+    Site,
+    Transform,
+    Work,
+)
+from fmol.engines.sequential import SequentialEngine, said_where
+from fmol.evaluation import EVALUATION_BATCH
+from fmol.federation import ClientList, Federation
+from fmol.local import batches, count_labels, local_work, mixture_loss, step_count
+
+__all__ = ["VectorizedEngine"]
+
+logger = logging.getLogger("fmol")
+
+MOST_LANES = 4096
+"""More at a time win nothing."""
+MEMORY_SHARE = 0.5
+"""Of the memory that is free, how much lanes in flight may take."""
+BROKEN = (RuntimeError, ValueError, TypeError, NotImplementedError, KeyError, IndexError)
+"""What a model or a loss that cannot be batched raises."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One lane of one ask."""
+
+    ask: Ask
+    lane: Lane
+    site: Site
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the lanes of a chunk came to, in the order of its jobs."""
+
+    deltas: Tensor
+    moved: list[int]
+    finite: list[bool]
+    squares: list[float]
+
+
+class VectorizedEngine(SequentialEngine):
+    """Steps all lanes of a round together, in chunks of at most `lanes_in_flight`.
+
+    What cannot be computed so (another work than the usual one, a model or data that cannot be
+    batched) is computed one by one as in the sequential engine, and the receipt says why.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        evaluation_batch: int = EVALUATION_BATCH,
+        cache_bytes: int = 2**30,
+        lanes_in_flight: int | Literal["auto"] = "auto",
+    ) -> None:
+        super().__init__(
+            federation,
+            seed=seed,
+            device=device,
+            evaluation_batch=evaluation_batch,
+            cache_bytes=cache_bytes,
+        )
+        if lanes_in_flight != "auto" and not (
+            isinstance(lanes_in_flight, int) and lanes_in_flight >= 1
+        ):
+            raise ValueError(
+                f"`lanes_in_flight` must be 'auto' or a whole number of at least 1, got "
+                f"{lanes_in_flight!r}."
+            )
+        self._lane_model = LaneModel(self._model)
+        self._lanes_in_flight = lanes_in_flight
+        self._limits: dict[tuple[int, ...], int] = {}
+        """Shape of a step → how many lanes of it fit into memory."""
+        self._reasons: dict[bool, str | None] = {}
+        """With lanes or without → why clients are computed one by one, None where they are not."""
+        self._single_losses: dict[str, str] = {}
+        """Objective → why its loss is computed lane by lane."""
+        self._everyone = _pool_of_all(federation, self.device, cache_bytes)
+        self._notes: list[str] = []
+
+    # ---- a round -----------------------------------------------------------------------------
+
+    def map(
+        self,
+        asks: Sequence[Ask],
+        fold: Fold | None = None,
+        *,
+        work: Work | None = None,
+        transforms: Sequence[Transform] = (),
+    ) -> tuple[Any, Receipt]:
+        started = perf_counter()
+        self._notes = []
+        asks = sorted(asks, key=lambda ask: ask.client)
+        reason = self._why_not(asks, work)
+        if reason is not None:
+            result, receipt = super().map(asks, fold, work=work, transforms=transforms)
+            note = f"clients were computed one by one: {reason}"
+            return result, replace(receipt, notes=(*receipt.notes, note))
+        records: list[ClientRecord] = []
+        refused: list[Refusal] = []
+        up = down = 0
+        for chunk in self._chunks(asks):
+            begun = perf_counter()
+            sites = {ask.client: self._site_of(ask) for ask in chunk}
+            jobs = [_Job(ask, lane, sites[ask.client]) for ask in chunk for lane in ask.lanes]
+            replies, rows = self._compute(chunk, sites, jobs)
+            seconds = (perf_counter() - begun) / len(chunk)
+            for ask in chunk:
+                site, reply = sites[ask.client], replace(replies[ask.client], seconds=seconds)
+                with said_where(ask):
+                    for transform in transforms:
+                        reply = transform.client(reply, ask, site)
+                    bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
+                    for transform in reversed(transforms):
+                        reply = transform.server(reply, ask)
+                mine = {job.lane.slot: i for i, job in enumerate(jobs) if job.ask is ask}
+                known = () if transforms else [s for s, i in mine.items() if rows.finite[i]]
+                layout, limit = self.federation.layout, len(site.samples)
+                reply, refusals = check_reply(reply, ask, site.client, layout, limit, known)
+                if refusals:  # What is refused leaves no trace at the client either.
+                    self._pending.pop(ask.client, None)
+                else:
+                    self._pending[ask.client] = dict(site.state)
+                norms = None
+                if not transforms:
+                    norms = {slot: math.sqrt(rows.squares[mine[slot]]) for slot in reply.deltas}
+                records += client_records(
+                    reply, bytes_up=bytes_up, bytes_down=bytes_down, norms=norms
+                )
+                refused += refusals
+                up, down = up + bytes_up, down + bytes_down
+                replies[ask.client] = reply
+            if fold is not None:
+                _fold(fold, chunk, jobs, rows, replies, one_by_one=bool(transforms))
+        result = None if fold is None else fold.result()
+        return result, Receipt(
+            clients=tuple(records),
+            refused=tuple(refused),
+            bytes_up=up,
+            bytes_down=down,
+            seconds=perf_counter() - started,
+            notes=tuple(dict.fromkeys(self._notes)),
+        )
+
+    def _site_of(self, ask: Ask) -> Site:
+        with said_where(ask):
+            return self._site(ask.client)
+
+    def _compute(
+        self, chunk: Sequence[Ask], sites: Mapping[str, Site], jobs: Sequence[_Job]
+    ) -> tuple[dict[str, Reply], _Rows]:
+        """What every client of a chunk answers, and the rows that its updates are."""
+        pool = self._everyone or _pool(sites)
+        scores, held_out = self._scores(chunk, sites, pool)
+        rows, masked = self._descend(jobs, pool)
+        replies = {}
+        for ask in chunk:
+            site = sites[ask.client]
+            names = {*ask.evaluate, *(name for lane in ask.lanes for name in lane.mixture)}
+            for name in sorted(names - set(site.counts)):
+                marks = name in masked
+                site.counts[name] = count_labels(site, ask.x, name) if marks else len(site.samples)
+            mine = [(i, job.lane) for i, job in enumerate(jobs) if job.ask is ask]
+            # A client without a single label for an objective does not hold it.
+            sent = [(i, lane) for i, lane in mine if any(site.counts[n] for n in lane.mixture)]
+            losses = {n: s["loss"] for n, s in scores.get(ask.client, {}).items()}
+            replies[ask.client] = Reply(
+                client=ask.client,
+                deltas={lane.slot: rows.deltas[i] for i, lane in sent},
+                steps={lane.slot: rows.moved[i] for i, lane in sent},
+                losses={n: score.value for n, score in losses.items() if score.samples},
+                samples={name: site.counts[name] for name in sorted(names)},
+                held_out={
+                    o: {m: score.value for m, score in row.items()}
+                    for o, row in held_out.get(ask.client, {}).items()
+                },
+            )
+        return replies, rows
+
+    # ---- what can be batched -----------------------------------------------------------------
+
+    def _why_not(self, asks: Sequence[Ask], work: Work | None) -> str | None:
+        """Why these asks are carried out one by one; None where they are not."""
+        if work is not None and work is not local_work:
+            return f"`{getattr(work, '__name__', type(work).__name__)}` is not the usual work"
+        if not asks:
+            return None
+        first = next((ask for ask in asks if ask.lanes), asks[0])
+        if bool(first.lanes) not in self._reasons:
+            reason = self._probe(first)
+            self._reasons[bool(first.lanes)] = reason
+            if reason is not None:
+                logger.info("clients are computed one by one: %s", reason)
+        return self._reasons[bool(first.lanes)]
+
+    def _probe(self, ask: Ask) -> str | None:
+        """Why the model or the data cannot be batched, tried on a few samples of one client."""
+        site = self._site_of(ask)
+        pool = make_pool([ask.client], [site.samples])
+        if pool is None:
+            return "the clients' data are not tensors in memory"
+        count = min(8, pool.total)
+        inputs, targets = pool.span(0, count)
+        self._model.load(ask.x)
+        try:
+            with rng.torch_stream(self.device, self.seed, "model", "probe"):
+                if batch_dependent(self._model, inputs):
+                    return "what the model says of a sample depends on the others in its batch"
+                if ask.lanes:
+                    self._probe_lanes(ask, site, Batch(inputs, targets, (count,)))
+        except BROKEN as error:
+            return f"the model cannot be batched over lanes ({_first_line(error)})"
+        return None
+
+    def _probe_lanes(self, ask: Ask, site: Site, one: Batch) -> None:
+        """Raises where gradients of two lanes side by side are not those of each by itself."""
+        model, count = self._model, one.sizes[0]
+        lanes = ask.lanes[:2] if len(ask.lanes) > 1 else ask.lanes * 2
+        batch = Batch(_repeat(one.inputs), _repeat(one.targets), (count, count))
+        starts = torch.stack([ask.x, ask.x * 1.01])
+        model.module.eval()
+        try:
+            self._probe_losses(site, _repeat(model(one.inputs)), batch)
+            pulls = _pulls(lanes, site)
+            local = ask.local or LocalConfig(lr=0.0)
+            steps = LaneSteps(self._lane_model, pulls, local, starts, self._loss_is_batched)
+            got, _ = steps.gradient(batch)
+            indices = torch.arange(count)
+            for lane, start, mine in zip(lanes, starts, got, strict=True):
+                model.load(start)
+                loss = mixture_loss(site, lane.mixture, indices, set())
+                if loss is None:
+                    continue
+                want = model.gradient(loss)
+                error = float((mine - want).norm())
+                if not error <= 1e-3 * float(want.norm()) + 1e-9:
+                    raise ValueError(f"its gradients come out otherwise, by {error:.1e}")
+        finally:
+            model.module.train()
+
+    def _probe_losses(self, site: Site, outputs: Any, batch: Batch) -> None:
+        """Notes the objectives whose loss cannot be computed for several lanes in one call."""
+        with torch.no_grad():
+            for name in site.client.objectives:
+                pull = Pull(site.objectives[name], (0, 1), (1.0, 1.0))
+                try:
+                    pull_losses(pull, outputs, batch, batched=True)
+                except BROKEN as error:
+                    self._single_losses.setdefault(name, _first_line(error))
+
+    def _loss_is_batched(self, objective: str) -> bool:
+        reason = self._single_losses.get(objective)
+        if reason is not None:
+            self._notes.append(f"the loss of `{objective}` was computed lane by lane: {reason}")
+        return reason is None
+
+    # ---- chunks ------------------------------------------------------------------------------
+
+    def _chunks(self, asks: Sequence[Ask]) -> Iterator[list[Ask]]:
+        """Whole clients, as many as have lanes that fit into memory together."""
+        most, lanes = self._most_lanes(asks), 0
+        chunk: list[Ask] = []
+        for ask in asks:
+            if chunk and lanes + len(ask.lanes) > most:
+                yield chunk
+                chunk, lanes = [], 0
+            chunk.append(ask)
+            lanes += max(len(ask.lanes), 1)
+        if chunk:
+            yield chunk
+
+    def _most_lanes(self, asks: Sequence[Ask]) -> int:
+        if self._lanes_in_flight != "auto":
+            return self._lanes_in_flight
+        first = next((ask for ask in asks if ask.lanes), None)
+        if first is None or first.local is None:
+            return MOST_LANES
+        site = self._site(first.client)
+        width = min(first.local.batch_size or len(site.samples), len(site.samples))
+        key = (width,)
+        if key not in self._limits:
+            self._limits[key] = self._probe_memory(first, site, width)
+        return self._limits[key]
+
+    def _probe_memory(self, ask: Ask, site: Site, width: int) -> int:
+        """How many lanes with batches of `width` fit, from what one of them keeps for its gradient."""
+        pool = make_pool([ask.client], [site.samples])
+        assert pool is not None
+        kept = [0]
+
+        def count(tensor: Tensor) -> Tensor:
+            kept[0] += tensor.numel() * tensor.element_size()
+            return tensor
+
+        inputs, targets = pool.span(0, width)
+        one = Batch(_repeat(inputs, 1), _repeat(targets, 1), (width,))
+        steps = LaneSteps(
+            self._lane_model,
+            _pulls(ask.lanes[:1], site),
+            ask.local or LocalConfig(lr=0.0),
+            ask.x[None],
+            self._loss_is_batched,
+        )
+        with (
+            rng.torch_stream(self.device, self.seed, "model", "probe"),
+            torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
+        ):
+            steps.gradient(one)
+        row = ask.x.numel() * ask.x.element_size()
+        batch = sum(t.numel() * t.element_size() for t in tree_leaves((one.inputs, one.targets)))
+        # Parameters, Δ, gradient, direction and what is on the way between them.
+        lane = 2 * kept[0] + 2 * batch + 6 * row
+        return max(1, min(MOST_LANES, int(MEMORY_SHARE * _free_memory(self.device) / lane)))
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def _descend(self, jobs: Sequence[_Job], pool: Pool) -> tuple[_Rows, set[str]]:
+        """Lines 1–3 for every job; halves what it does at a time where memory runs out."""
+        parts: list[tuple[Tensor, Tensor]] = []
+        masked: set[str] = set()
+        start, size = 0, len(jobs)
+        if self._lanes_in_flight != "auto":
+            size = min(size, self._lanes_in_flight)
+        while start < len(jobs):
+            try:
+                steps = self._steps(jobs[start : start + size], pool)
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                size = (size + 1) // 2
+                torch.cuda.empty_cache()
+                self._limits = dict.fromkeys(self._limits, size)
+                note = f"memory ran out: {size} lanes at a time from here on"
+                logger.warning(note)
+                self._notes.append(note)
+                continue
+            parts.append((steps.delta, steps.moved))
+            masked |= steps.masked
+            start += size
+        if not parts:
+            return _Rows(torch.empty(0), [], [], []), masked
+        deltas = parts[0][0] if len(parts) == 1 else torch.cat([delta for delta, _ in parts])
+        moved = torch.cat([moved for _, moved in parts])
+        squares = torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64) ** 2
+        finite = torch.isfinite(deltas).all(1)
+        # One transfer for all lanes of a chunk.
+        table = torch.stack([moved.double(), finite.double(), squares]).tolist()
+        rows = _Rows(deltas, [int(m) for m in table[0]], [f > 0 for f in table[1]], table[2])
+        return rows, masked
+
+    def _steps(self, jobs: Sequence[_Job], pool: Pool) -> LaneSteps:
+        first = jobs[0].ask
+        local = first.local
+        assert local is not None
+        plan = _plan(jobs, pool, self.seed, self.device)
+        starts = torch.stack([job.ask.x for job in jobs])
+        steps = LaneSteps(
+            self._lane_model,
+            _pulls([job.lane for job in jobs], jobs[0].site),
+            local,
+            starts,
+            self._loss_is_batched,
+        )
+        self._model.module.train(local.training)
+        name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
+        try:
+            with rng.torch_stream(self.device, self.seed, *name):
+                for k, (rows, sizes, active) in enumerate(plan):
+                    steps.step(pool.gather(rows, sizes), active, last=k + 1 == len(plan))
+        finally:
+            self._model.module.train()
+        if local.accumulate == "mean":
+            counts = [step_count(local, len(job.site.samples)) for job in jobs]
+            steps.delta /= torch.tensor(counts, device=self.device)[:, None]
+        return steps
+
+    # ---- losses ------------------------------------------------------------------------------
+
+    def _scores(
+        self, chunk: Sequence[Ask], sites: Mapping[str, Site], pool: Pool
+    ) -> tuple[Scores, Scores]:
+        """Losses at `x` on the clients' training data, and scores on their held-out data."""
+        asked = [ask for ask in chunk if ask.evaluate]
+        if not asked:
+            return {}, {}
+        self._model.load(asked[0].x)
+        wanted = {
+            ask.client: [sites[ask.client].objectives[name] for name in ask.evaluate]
+            for ask in asked
+        }
+        size = max(self.evaluation_batch, 4096 if self.device.type == "cuda" else 0)
+        first = asked[0]
+        name = ("model", first.round, first.phase, first.client, "evaluate")
+        with rng.torch_stream(self.device, self.seed, *name):
+            scores = score_clients(self._model, pool, wanted, batch_size=size, metrics=False)
+            for client, row in scores.items():
+                sites[client].counts.update({n: s["loss"].samples for n, s in row.items()})
+            held_out: Scores = {}
+            own = {
+                ask.client: sites[ask.client].held_out
+                for ask in asked
+                if ask.held_out and sites[ask.client].held_out is not None
+            }
+            if own:
+                apart = make_pool(list(own), [samples for samples in own.values() if samples])
+                if apart is not None:
+                    mine = {client: wanted[client] for client in own}
+                    held_out = score_clients(
+                        self._model, apart, mine, batch_size=size, metrics=True
+                    )
+        return scores, held_out
+
+
+def _pool_of_all(federation: Federation, device: torch.device, most: int) -> Pool | None:
+    """All clients' training data on the device, where they are tensors at hand and not too large."""
+    from fmol.data import as_samples, is_lazy
+
+    if not isinstance(federation.population, ClientList):
+        return None
+    parts, total = {}, 0
+    for id in federation.population.ids():
+        data = federation.client(id).data
+        if is_lazy(data):
+            return None
+        samples = as_samples(data, f"`data` of client `{id}`")
+        total += samples.nbytes
+        if not isinstance(samples, TensorSamples) or total > most:
+            return None
+        parts[id] = samples
+    pool = make_pool(list(parts), list(parts.values()))
+    return None if pool is None else pool.to(device)
+
+
+def _pool(sites: Mapping[str, Site]) -> Pool:
+    pool = make_pool(list(sites), [site.samples for site in sites.values()])
+    if pool is None:
+        raise ValueError(
+            "the clients' data differ in shape or type, so that they cannot be batched. Use "
+            '`engine="sequential"`.'
+        )
+    return pool
+
+
+def _pulls(lanes: Sequence[Lane], site: Site) -> list[Pull]:
+    """For each objective that some lane descends, which lanes those are and by how much."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for i, lane in enumerate(lanes):
+        for name, weight in lane.mixture.items():
+            found.setdefault(name, []).append((i, weight))
+    return [
+        Pull(site.objectives[name], tuple(i for i, _ in each), tuple(w for _, w in each))
+        for name, each in found.items()
+    ]
+
+
+def _plan(
+    jobs: Sequence[_Job], pool: Pool, seed: int, device: torch.device
+) -> list[tuple[Tensor, tuple[int, ...], Tensor | None]]:
+    """For each step the rows of the pool `[L, B]`, how many of them count, and which lanes move."""
+    local, round = jobs[0].ask.local, jobs[0].ask.round
+    assert local is not None
+    schedules: dict[str, list[Tensor]] = {}
+    for job in jobs:
+        client = job.ask.client
+        if client not in schedules:
+            n, offset = pool.sizes[client], pool.offsets[client]
+            order = batches(n, local, seed=seed, round=round, client=client)
+            every = torch.arange(offset, offset + n)
+            schedules[client] = [every if b is None else b + offset for b in order]
+    longest = max(len(schedule) for schedule in schedules.values())
+    plan = []
+    mine = [schedules[job.ask.client] for job in jobs]
+    tensors, widths, all_sizes, actives = [], [], [], []
+    for k in range(longest):
+        # A lane that is done goes on with its first batch, which moves nothing.
+        now = {c: s[k] if k < len(s) else s[0] for c, s in schedules.items()}
+        width = max(len(rows) for rows in now.values())
+        # Short batches are filled up with their own first sample, which does not count.
+        filled = {
+            c: rows if len(rows) == width else torch.cat([rows, rows[:1].expand(width - len(rows))])
+            for c, rows in now.items()
+        }
+        tensors.append(torch.stack([filled[job.ask.client] for job in jobs]))
+        widths.append(width)
+        all_sizes.append(tuple(len(now[job.ask.client]) for job in jobs))
+        active = [k < len(schedule) for schedule in mine]
+        actives.append(None if all(active) else torch.tensor(active, device=device))
+    if len(set(widths)) == 1:
+        moved = torch.stack(tensors).to(device)  # One transfer for all steps.
+        tensors = list(moved)
+    for rows, sizes, active_rows in zip(tensors, all_sizes, actives, strict=True):
+        plan.append((rows.to(device), sizes, active_rows))
+    return plan
+
+
+def _fold(
+    fold: Fold,
+    chunk: Sequence[Ask],
+    jobs: Sequence[_Job],
+    rows: _Rows,
+    replies: Mapping[str, Reply],
+    *,
+    one_by_one: bool,
+) -> None:
+    """Folds a chunk's checked replies in: all rows at once where the fold can and they are as sent."""
+    add_rows = getattr(fold, "add_rows", None)
+    if one_by_one or add_rows is None:
+        for ask in chunk:
+            fold.add(replies[ask.client], ask)
+        return
+    if not jobs:
+        return
+    deltas = rows.deltas
+    if not all(rows.finite):  # Weight zero does not silence what is not a number.
+        deltas = torch.where(torch.tensor(rows.finite, device=deltas.device)[:, None], deltas, 0)
+    weights = []
+    for job in jobs:
+        reply = replies[job.ask.client]
+        let_in = job.lane.slot in reply.deltas
+        most = max(reply.samples.get(name, 0) for name in job.lane.mixture)
+        weights.append(float(most) if let_in else 0.0)
+    squares = [s if f else 0.0 for s, f in zip(rows.squares, rows.finite, strict=True)]
+    add_rows([job.lane.slot for job in jobs], deltas, weights, rows.moved, squares)
+
+
+def _free_memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(free + held)
+    return _available_memory()
+
+
+def _available_memory() -> float:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
+            for line in file:
+                if line.startswith("MemAvailable"):
+                    return 1024.0 * int(line.split()[1])
+    except OSError:
+        pass
+    return 4.0 * 2**30
+
+
+def _repeat(tree: Any, times: int = 2) -> Any:
+    """Every tensor of a nest `[B, …]` as `[times, B, …]`."""
+    from fmol.data import tree_map
+
+    return tree_map(lambda leaf: leaf.expand(times, *leaf.shape), tree)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

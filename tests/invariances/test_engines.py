@@ -1,0 +1,426 @@
+"""Every engine computes what the sequential one does, to rounding, and says what it could not batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fmol import (
+    FMGDA,
+    FSMGDA,
+    MGD,
+    SMGD,
+    Alone,
+    Client,
+    FedAvg,
+    Federation,
+    LazyPopulation,
+    Objective,
+    Result,
+    fit,
+    whole_set,
+)
+from fmol.engines import VectorizedEngine
+from fmol.engines.seam import Ask, Reply, Site
+from fmol.participation import Fraction, Number
+from fmol.rounds import Algorithm
+from support import data, federation, flat, masked_error, relative, squared_error
+
+ROUNDS = 10
+
+
+def both(problem: Federation, algorithm: Algorithm, **options: Any) -> tuple[Result, Result]:
+    options = {"rounds": ROUNDS, "seed": 3, "device": "cpu", **options}
+    engine = options.pop("engine", "vectorized")
+    sequential = fit(problem, algorithm, engine="sequential", **options)
+    return sequential, fit(problem, algorithm, engine=engine, **options)
+
+
+def assert_same(one: Result, other: Result, tolerance: float = 1e-10) -> None:
+    assert relative(flat(other.model), flat(one.model)) < tolerance
+    for name in ("losses", "weights"):
+        a, b = getattr(one, name), getattr(other, name)
+        assert torch.equal(a.isnan(), b.isnan())
+        assert torch.allclose(a.nan_to_num(), b.nan_to_num(), rtol=100 * tolerance, atol=tolerance)
+    for mine, theirs in zip(one.reports, other.reports, strict=True):
+        assert mine.cohort == theirs.cohort
+        assert (mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
+        assert (mine.missing, mine.held) == (theirs.missing, theirs.held)
+        assert len(mine.refused) == len(theirs.refused)
+        for a, b in zip(mine.clients, theirs.clients, strict=True):
+            assert (a.client, a.objective, a.samples) == (b.client, b.objective, b.samples)
+            assert math.isclose(a.loss, b.loss, rel_tol=1e-6) or math.isnan(a.loss)
+            assert math.isclose(a.delta_norm, b.delta_norm, rel_tol=1e-6) or math.isnan(
+                b.delta_norm
+            )
+            assert a.held_out.keys() == b.held_out.keys()
+            for metric, value in a.held_out.items():
+                assert b.held_out[metric] == pytest.approx(value, rel=1e-6, nan_ok=True)
+
+
+def batched(result: Result) -> bool:
+    return not any("one by one" in note for report in result.reports for note in report.notes)
+
+
+ALGORITHMS: list[Algorithm] = [
+    FSMGDA(local_steps=3, batch_size=4),
+    FSMGDA(local_steps=3, batch_size=4, accumulate="mean", weighting="samples"),
+    FSMGDA(local_epochs=2, batch_size=4),
+    FMGDA(local_steps=2, normalize="loss"),
+    FMGDA(local_epochs=3),
+    FSMGDA(
+        local_steps=4,
+        batch_size=4,
+        local_momentum=0.5,
+        weight_decay=0.1,
+        clip_norm=0.5,
+        proximal=0.3,
+    ),
+    FSMGDA(local_steps=2, batch_size=4, shared="trunk.*", on_missing_objective="reuse"),
+    MGD(0.1),
+    SMGD(batch_size=4),
+    FedAvg(local_steps=3, batch_size=4),
+    FedAvg({"a": 0.5, "b": 0.0, "c": 2.0}, local_epochs=1, batch_size=4),
+]
+
+
+@pytest.mark.parametrize("participation", [None, Number(2), Fraction(0.5)], ids=str)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
+def test_engines_agree_for_every_algorithm_on_unequal_clients(
+    algorithm: Algorithm, participation: Any
+) -> None:
+    problem = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[5, 9, 12, 7])
+    one, other = both(problem, algorithm, participation=participation)
+    assert batched(other)
+    assert_same(one, other)
+
+
+def test_work_of_another_kind_is_done_one_by_one_and_it_is_said() -> None:
+    one, other = both(federation(), Alone(local_steps=3, batch_size=4))
+    assert_same(one, other, 1e-15)
+    assert "`work_alone` is not the usual work" in other.reports[0].notes[0]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5, 100])
+def test_the_size_of_chunks_changes_nothing_but_rounding(lanes: int) -> None:
+    problem = federation([("a", "b", "c")] * 3, sizes=[5, 9, 12])
+    one, other = both(
+        problem,
+        FSMGDA(local_epochs=1, batch_size=4),
+        engine=lambda *a, **k: VectorizedEngine(*a, lanes_in_flight=lanes, **k),
+    )
+    assert_same(one, other)
+
+
+# ---- models ----------------------------------------------------------------------------------
+
+
+class Words(nn.Module):
+    """An embedding, attention and LayerNorm over tokens `[B, 6]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.heads = nn.ModuleList(nn.Linear(8, 1) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words = self.embed(tokens)
+        mixed, _ = self.attend(words, words, words, need_weights=False)
+        pooled = self.norm(words + mixed).mean(1)
+        return torch.cat([head(pooled) for head in self.heads], dim=1)
+
+
+class Images(nn.Module):
+    """Strided, padded and dilated convolutions with GroupNorm, over images `[B, 3, 12, 12]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3, stride=2, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.Tanh(),
+            nn.Conv2d(4, 6, (3, 2), dilation=2, padding=(2, 1), bias=False),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(6, 6, 1, groups=2),
+            nn.Flatten(),
+            nn.LazyLinear(2),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.layers(images)
+        return out
+
+
+class Tied(nn.Module):
+    """One weight used twice, and one that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.second = nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.out = nn.Linear(5, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(inputs))))
+        return self.out(torch.tanh(self.frozen(hidden)))  # type: ignore[no-any-return]
+
+
+class Named(nn.Module):
+    """Inputs by name, outputs as a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(5, 1), nn.Linear(5, 1)
+
+    def forward(self, *, features: Tensor, scale: Tensor) -> dict[str, Tensor]:
+        return {"left": self.left(features)[:, 0] * scale, "right": self.right(features)[:, 0]}
+
+
+def made(
+    model: nn.Module,
+    make: Callable[[torch.Generator, int], Any],
+    losses: Sequence[Callable[[Any, Any], Any]] = (squared_error(0), squared_error(1)),
+    sizes: Sequence[int] = (6, 9, 7),
+    **options: Any,
+) -> Federation:
+    clients = []
+    for i, n in enumerate(sizes):
+        generator = torch.Generator().manual_seed(i)
+        targets = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+        clients.append(Client(f"c{i}", (make(generator, n), targets), ("a", "b"), **options))
+    objectives = [Objective(name, loss) for name, loss in zip("ab", losses, strict=True)]
+    return Federation(model.double(), objectives, clients)
+
+
+def floats(*shape: int) -> Callable[[torch.Generator, int], Tensor]:
+    return lambda g, n: torch.randn(n, *shape, generator=g, dtype=torch.float64)
+
+
+def images() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Images().double()
+        model(torch.zeros(1, 3, 12, 12, dtype=torch.float64))
+        return model
+
+
+MODELS: dict[str, Callable[[], Federation]] = {
+    "attention": lambda: made(Words(), lambda g, n: torch.randint(11, (n, 6), generator=g)),
+    "convolutions": lambda: made(images(), floats(3, 12, 12)),
+    "tied and frozen": lambda: made(Tied(), floats(5)),
+    "dicts": lambda: made(
+        Named(),
+        lambda g, n: {
+            "features": torch.randn(n, 5, generator=g, dtype=torch.float64),
+            "scale": torch.ones(n, dtype=torch.float64),
+        },
+        (lambda out, y: (out["left"] - y[:, 0]) ** 2, lambda out, y: (out["right"] - y[:, 1]) ** 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_engines_agree_on_many_kinds_of_model(name: str, batch_size: int | None) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        problem = MODELS[name]()
+    one, other = both(problem, FSMGDA(local_steps=3, batch_size=batch_size, local_lr=0.05))
+    assert batched(other), other.reports[0].notes
+    assert_same(one, other)
+
+
+def test_float32_agrees_after_three_rounds_on_a_smooth_model() -> None:
+    problem = federation([("a", "b"), ("c",), ("b", "c")])
+    clients = [
+        Client(c.id, (c.data[0].float(), c.data[1].float()), c.objectives)
+        for c in map(problem.client, problem.population.ids())
+    ]
+    single = Federation(problem.model.float(), problem.objectives, clients)
+    one, other = both(single, FSMGDA(local_steps=5, batch_size=4), rounds=3)
+    assert relative(flat(other.model), flat(one.model)) < 1e-4
+
+
+# ---- losses ----------------------------------------------------------------------------------
+
+
+def set_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Defined on a set alone: the squared gap between two means."""
+    return (outputs[:, 0].mean() - targets[:, 0].mean()) ** 2
+
+
+def stubborn_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One that looks at values: no call can serve several lanes."""
+    if float(targets[0, 1]) > 1e9:
+        raise RuntimeError("never")
+    return (outputs[:, 1] - targets[:, 1]) ** 2
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (6, 9, 7)])
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_losses_of_sets_and_losses_that_look_at_values_agree(
+    sizes: Sequence[int], batch_size: int | None
+) -> None:
+    problem = made(nn.Linear(5, 2), floats(5), (set_loss, stubborn_loss), sizes)
+    one, other = both(problem, FSMGDA(local_steps=3, batch_size=batch_size))
+    assert_same(one, other)
+    assert batched(other)
+    notes = " ".join(other.reports[0].notes)
+    assert "the loss of `b` was computed lane by lane" in notes
+
+
+@pytest.mark.parametrize("algorithm", [FSMGDA(local_steps=4, batch_size=3), FMGDA(local_steps=2)])
+def test_missing_labels_agree(algorithm: Algorithm) -> None:
+    clients = []
+    for i, n in enumerate((6, 9, 7)):
+        inputs, targets = data(n, seed=i)
+        targets[:: i + 1, 0] = torch.nan  # The first client has no label for `a` at all.
+        targets[1::3, 1] = torch.nan
+        clients.append(Client(f"c{i}", (inputs, targets), ("a", "b", "c")))
+    objectives = [Objective(name, masked_error(s)) for s, name in enumerate("abc")]
+    model = federation().model
+    one, other = both(Federation(model, objectives, clients), algorithm, evaluate="cohort")
+    assert_same(one, other)
+    assert [r.client for r in other.reports[0].clients if r.objective == "a" and r.samples] == [
+        "c1",
+        "c2",
+    ]
+    quiet = {"evaluate_every": 3}
+    assert_same(*both(Federation(model, objectives, clients), algorithm, **quiet))
+
+
+def test_held_out_scores_agree() -> None:
+    worst = whole_set(lambda out, y: (out[:, 0] - y[:, 0]).abs().max())
+    objectives = [
+        Objective("a", squared_error(0), {"worst": worst, "error": squared_error(0)}),
+        Objective("b", masked_error(1), {"near": lambda out, y: (out[:, 1] - y[:, 1]).abs() < 0.5}),
+    ]
+    clients = [
+        Client(
+            f"c{i}",
+            data(n, outputs=2, seed=i),
+            held,
+            held_out=data(m, outputs=2, seed=9 + i) if m else None,
+        )
+        for i, (n, m, held) in enumerate([(6, 5, ("a", "b")), (9, 0, ("a",)), (7, 3, ("b",))])
+    ]
+    model = nn.Linear(5, 2).double()
+    one, other = both(Federation(model, objectives, clients), FSMGDA(local_steps=2, batch_size=4))
+    assert_same(one, other)
+
+
+# ---- what is refused, transformed, lazy, or cannot be batched --------------------------------
+
+
+def test_what_is_not_finite_is_refused_alike() -> None:
+    problem = federation([("a", "b"), ("a", "b"), ("c",)])
+    clients = [problem.client(id) for id in problem.population.ids()]
+    broken = clients[1].data[1].clone()
+    broken[0, 0] = torch.inf
+    clients[1] = replace(clients[1], data=(clients[1].data[0], broken))
+    one, other = both(
+        Federation(problem.model, problem.objectives, clients), FMGDA(local_steps=2), rounds=3
+    )
+    assert_same(one, other)
+    assert [str(r) for r in one.reports[0].refused] == [str(r) for r in other.reports[0].refused]
+
+
+@dataclass(frozen=True)
+class Halved:
+    """Half of what is sent, and the other half back."""
+
+    def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
+        return replace(reply, deltas={slot: 0.5 * delta for slot, delta in reply.deltas.items()})
+
+    def server(self, reply: Reply, ask: Ask) -> Reply:
+        return replace(reply, deltas={slot: 2.0 * delta for slot, delta in reply.deltas.items()})
+
+
+def test_transforms_see_every_reply() -> None:
+    algorithm = FSMGDA(local_steps=2, batch_size=4, transforms=(Halved(),))
+    one, other = both(federation([("a", "b"), ("c",), ("b",)]), algorithm)
+    assert_same(one, other)
+
+
+def test_lazy_clients_agree() -> None:
+    def make(id: str) -> Client:
+        return Client(id, lambda: data(6 + int(id[1:]) % 3, seed=int(id[1:])), ("a", "b", "c"))
+
+    names = [f"c{i:03d}" for i in range(50)]
+    problem = federation()
+    lazy = Federation(problem.model, problem.objectives, LazyPopulation(names, make))
+    one, other = both(lazy, FSMGDA(local_steps=2, batch_size=4), participation=Number(5))
+    assert batched(other)
+    assert_same(one, other)
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    def __init__(self, n: int, seed: int) -> None:
+        self.inputs, self.targets = data(n, seed=seed)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[i], self.targets[i]
+
+
+class Mixing(nn.Module):
+    """What it says of a sample depends on the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.out(inputs - inputs.mean(0))  # type: ignore[no-any-return]
+
+
+class Branching(nn.Module):
+    """Takes another way by what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.out(inputs if float(self.out.weight.detach().sum()) > -1e9 else -inputs)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (lambda: federation(model=Mixing().double()), "depends on the others in its batch"),
+        (lambda: federation(model=Branching().double()), "cannot be batched over lanes"),
+        (
+            lambda: Federation(
+                federation().model,
+                federation().objectives,
+                [Client(f"c{i}", Rows(5 + i, i), ("a", "b", "c")) for i in range(3)],
+            ),
+            "not tensors in memory",
+        ),
+    ],
+)
+def test_what_cannot_be_batched_is_computed_one_by_one_and_it_is_said(
+    problem: Callable[[], Federation], reason: str
+) -> None:
+    one, other = both(problem(), FSMGDA(local_steps=2, batch_size=4), rounds=3)
+    assert_same(one, other, 1e-15)
+    assert any(reason in note for note in other.reports[0].notes), other.reports[0].notes
+
+
+def test_lanes_in_flight_must_be_a_number_or_auto() -> None:
+    with pytest.raises(ValueError, match="`lanes_in_flight` must be 'auto' or a whole number"):
+        VectorizedEngine(federation(), lanes_in_flight=0)
