@@ -27,6 +27,7 @@ from fmol import (
     whole_set,
 )
 from fmol.engines import VectorizedEngine
+from fmol.engines import lanes as lanes_module
 from fmol.engines.seam import Ask, Reply, Site
 from fmol.participation import Fraction, Number
 from fmol.rounds import Algorithm
@@ -105,6 +106,42 @@ def test_work_of_another_kind_is_done_one_by_one_and_it_is_said() -> None:
     one, other = both(federation(), Alone(local_steps=3, batch_size=4))
     assert_same(one, other, 1e-15)
     assert "`work_alone` is not the usual work" in other.reports[0].notes[0]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FSMGDA(local_steps=5, batch_size=4),
+        FMGDA(local_steps=4, local_momentum=0.5),
+        FedAvg({"a": 0.5, "b": 0.1, "c": 2.0}, local_steps=5, batch_size=4),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_steps_that_are_recorded_and_replayed_are_the_same_steps(
+    algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "RECORD_AT", 2)
+    problem = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[5, 9, 12, 7])
+    made: list[VectorizedEngine] = []
+
+    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
+        made.append(VectorizedEngine(*arguments, **named))
+        return made[-1]
+
+    one, other = both(problem, algorithm, engine=engine)
+    assert_same(one, other)
+    assert made[0]._gradients._replays
+    assert None not in made[0]._gradients._replays.values()
+
+
+@pytest.mark.parametrize("name", ["attention", "convolutions", "dicts"])
+def test_models_of_many_kinds_can_be_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "RECORD_AT", 2)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        problem = MODELS[name]()
+    one, other = both(problem, FSMGDA(local_steps=3, batch_size=4, local_lr=0.05), rounds=3)
+    assert_same(one, other)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5, 100])

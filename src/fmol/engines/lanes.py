@@ -6,6 +6,8 @@ their stacked parameters `X` `[L, d]` is every lane's own gradient: one forward 
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -14,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fmol.data import tree_leaves, tree_map
 from fmol.engines.seam import LocalConfig
@@ -26,6 +30,7 @@ from fmol.objectives import Objective
 
 __all__ = [
     "Batch",
+    "LaneGradients",
     "LaneModel",
     "LaneSteps",
     "NotBatchedError",
@@ -33,6 +38,13 @@ __all__ = [
     "batch_dependent",
     "pull_losses",
 ]
+
+logger = logging.getLogger("fmol")
+
+RECORD_AT = 40
+"""The use of a step's shape at which it is recorded: that costs as much as some dozen steps."""
+MOST_RECORDED = 32
+"""Shapes that are recorded; where cohorts are ever new ones, later shapes are computed as they come."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +55,12 @@ class Batch:
     targets: Any
     sizes: tuple[int, ...]
     """How many of each lane's samples are its own; the others only fill up."""
+    own: Tensor | None = None
+    """Which those are, `[L, B]`; None where all are."""
 
     @property
     def width(self) -> int:
         return tree_leaves(self.inputs)[0].shape[1]
-
-    @property
-    def padded(self) -> bool:
-        return any(size != self.width for size in self.sizes)
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,11 @@ class LaneModel:
             for name, value in [*self._module.named_parameters(), *self._module.named_buffers()]
             if name not in trainable
         }
+
+    @property
+    def training(self) -> bool:
+        """Whether the module is in training mode."""
+        return self._module.training
 
     def outputs(self, X: Tensor, inputs: Any) -> Any:
         """What every lane's module returns for its own inputs `[L, B, …]`: nests of `[L, B, …]`."""
@@ -207,54 +222,61 @@ def _lead(value: Tensor, dim: int | None, lanes: int) -> Tensor:
 # ---- losses ----------------------------------------------------------------------------------
 
 
-def pull_losses(
-    pull: Pull, outputs: Any, batch: Batch, batched: bool
-) -> tuple[Tensor, Tensor, bool]:
-    """Each lane's mean loss `[n]` of one objective, over how many samples, and whether it masks.
-
-    `batched` calls the loss once for all lanes; otherwise lane by lane, on its own samples alone,
-    which every loss can do.
-    """
-    rows = list(pull.lanes)
-    whole = len(rows) == len(batch.sizes)
-    mine = (outputs, batch.targets)
-    if not whole:
-        mine = tree_map(lambda leaf: leaf[rows], mine)
-    sizes = [batch.sizes[row] for row in rows]
-    if not batched:
-        return _losses_one_by_one(pull.objective, mine, sizes)
-    value: Any = vmap(pull.objective.loss, randomness="different")(*mine)
-    device = tree_leaves(value)[0].device
-    masks = isinstance(value, tuple)
-    values, valid = value if masks else (value, None)
-    if values.dim() == 1 and batch.width > 1:
-        if batch.padded:
-            raise NotBatchedError("its loss is one number for a set, and sets differ in size")
-        return values, torch.tensor(sizes, device=device), masks
-    values = values.reshape(len(rows), -1)
-    if values.shape[1] != batch.width:
-        raise NotBatchedError("its loss is not one value per sample")
-    counts: Tensor | None = None
-    if valid is not None:
-        valid = valid.reshape(len(rows), -1).bool()
-    if batch.padded:
-        own = torch.arange(batch.width, device=device) < torch.tensor(sizes, device=device)[:, None]
-        valid = own if valid is None else valid & own
-    if valid is None:
-        return values.mean(1), torch.tensor(sizes, device=device), masks
-    counts = valid.sum(1)
-    wide = torch.promote_types(values.dtype, torch.float32)
-    total = torch.where(valid, values, 0).sum(1, dtype=wide)
-    return total / counts.clamp(min=1), counts, masks
-
-
 class NotBatchedError(RuntimeError):
     """A loss that cannot be computed for all lanes at once."""
 
 
+def pull_losses(
+    pull: Pull, outputs: Any, batch: Batch, *, batched: bool
+) -> tuple[Tensor, Tensor | None, bool]:
+    """Each lane's mean loss `[n]` of one objective, whether it has a label, and if the loss masks.
+
+    Where every sample has a label the second is None. `batched` calls the loss once for all lanes;
+    otherwise it is called lane by lane, on its own samples alone, which every loss can do.
+    """
+    rows = _index(pull.lanes)
+    mine = (outputs, batch.targets)
+    if len(pull.lanes) < len(batch.sizes):
+        mine = tree_map(itemgetter(rows), mine)
+    if not batched:
+        sizes = [batch.sizes[lane] for lane in pull.lanes]
+        return _losses_one_by_one(pull.objective, mine, sizes)
+    value: Any = vmap(pull.objective.loss, randomness="different")(*mine)
+    masks = isinstance(value, tuple)
+    values, valid = value if masks else (value, None)
+    if values.dim() == 1 and batch.width > 1:
+        if batch.own is not None:
+            raise NotBatchedError("its loss is one number for a set, and sets differ in size")
+        return values, None, masks
+    values = values.reshape(len(pull.lanes), -1)
+    if values.shape[1] != batch.width:
+        raise NotBatchedError("its loss is not one value per sample")
+    if valid is not None:
+        valid = valid.reshape(len(pull.lanes), -1).bool()
+    if batch.own is not None:
+        own = batch.own[rows] if len(pull.lanes) < len(batch.sizes) else batch.own
+        valid = own if valid is None else valid & own
+    if valid is None:
+        return values.mean(1), None, masks
+    counts = valid.sum(1)
+    # As in `batch_mean`: where, not a product, and in single precision at least.
+    wide = torch.promote_types(values.dtype, torch.float32)
+    total = torch.where(valid, values, 0).sum(1, dtype=wide)
+    return total / counts.clamp(min=1), counts > 0 if masks else None, masks
+
+
+def _index(lanes: Sequence[int]) -> Any:
+    """The lanes as an index; a slice where they are evenly apart, which copies nothing."""
+    if len(lanes) > 1:
+        step = lanes[1] - lanes[0]
+        if step > 0 and all(b - a == step for a, b in itertools.pairwise(lanes)):
+            return slice(lanes[0], lanes[-1] + 1, step)
+    return list(lanes)
+
+
 def _losses_one_by_one(
     objective: Objective, mine: tuple[Any, Any], sizes: Sequence[int]
-) -> tuple[Tensor, Tensor, bool]:
+) -> tuple[Tensor, Tensor | None, bool]:
     means, counts, masks = [], [], False
     for row, size in enumerate(sizes):
         outputs, targets = tree_map(itemgetter((row, slice(size))), mine)
@@ -264,7 +286,107 @@ def _losses_one_by_one(
         means.append(mean)
         counts.append(count)
     stacked = torch.stack(means)
-    return stacked, torch.tensor(counts, device=stacked.device), masks
+    labelled = torch.tensor(counts, device=stacked.device) > 0 if masks else None
+    return stacked, labelled, masks
+
+
+# ---- gradients -------------------------------------------------------------------------------
+
+
+class LaneGradients:
+    """Every lane's gradient at once; recorded after a few steps of one shape, and then replayed.
+
+    What is replayed is the list of tensor operations of forward and backward pass: without it,
+    Python's share of a step is most of it for small models.
+    """
+
+    def __init__(self, model: LaneModel, batched: Callable[[str], bool]) -> None:
+        self._model, self._batched = model, batched
+        self._uses: dict[Any, int] = {}
+        self._replays: dict[Any, Callable[..., list[Tensor]] | None] = {}
+        self.masked: set[str] = set()
+        """Objectives whose loss marks which samples have a label."""
+
+    def __call__(
+        self, X: Tensor, pulls: Sequence[Pull], batch: Batch
+    ) -> tuple[Tensor, Tensor | None]:
+        """`[L, d]`, and which lanes had a label in their batch, None for all `[L]`."""
+        names = [pull.objective.name for pull in pulls]
+        leaves, spec = tree_flatten((batch.inputs, batch.targets))
+        batched = [self._batched(name) for name in names]  # Each is asked: it may note something.
+        if not all(batched) or not all(isinstance(leaf, Tensor) for leaf in leaves):
+            return self._compute(X, pulls, batch)
+        key = (
+            X.shape,
+            tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
+            spec,
+            tuple((leaf.shape, leaf.dtype) for leaf in leaves),
+            batch.own is not None,
+            self._model.training,
+        )
+        self._uses[key] = self._uses.get(key, 0) + 1
+        if self._uses[key] < RECORD_AT:
+            return self._compute(X, pulls, batch)
+        if key not in self._replays and len(self._replays) < MOST_RECORDED:
+            self._replays[key] = self._record(X, pulls, batch, leaves, spec)
+        replay = self._replays.get(key)
+        if replay is None:
+            return self._compute(X, pulls, batch)
+        own = () if batch.own is None else (batch.own,)
+        results = replay(X, *leaves, *own)
+        return results[0], results[1] if len(results) > 1 else None
+
+    def _record(
+        self, X: Tensor, pulls: Sequence[Pull], batch: Batch, leaves: list[Any], spec: TreeSpec
+    ) -> Callable[..., list[Tensor]] | None:
+        """The step as a list of tensor operations; None where it cannot be had."""
+
+        def run(X: Tensor, *tensors: Tensor) -> list[Tensor]:
+            inputs, targets = tree_unflatten(list(tensors[: len(leaves)]), spec)
+            own = tensors[len(leaves)] if batch.own is not None else None
+            gradient, labelled = self._compute(X, pulls, Batch(inputs, targets, batch.sizes, own))
+            return [gradient] if labelled is None else [gradient, labelled]
+
+        tensors = [X, *leaves, *(() if batch.own is None else (batch.own,))]
+        try:
+            replay: Callable[..., list[Tensor]] = make_fx(run)(*tensors)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            logger.info("a step could not be recorded, and is computed anew each time: %s", error)
+            return None
+        return replay
+
+    def _compute(
+        self, X: Tensor, pulls: Sequence[Pull], batch: Batch
+    ) -> tuple[Tensor, Tensor | None]:
+        X = X.detach().requires_grad_()
+        outputs = self._model.outputs(X, batch.inputs)
+        parts, seen, everyone = [], [], False
+        for pull in pulls:
+            means, labelled, masks = self._losses(pull, outputs, batch)
+            if masks:
+                self.masked.add(pull.objective.name)
+            if any(weight != 1.0 for weight in pull.weights):
+                means = means * means.new_tensor(pull.weights)
+            # What has no label is left out, whatever its loss came to.
+            parts.append((means if labelled is None else torch.where(labelled, means, 0)).sum())
+            everyone = everyone or (labelled is None and len(pull.lanes) == len(X))
+            mark = torch.ones(len(pull.lanes), device=X.device) if labelled is None else labelled
+            seen.append((pull.lanes, mark))
+        (gradient,) = torch.autograd.grad(torch.stack(parts).sum(), X)
+        if everyone or all(name not in self.masked for name in (p.objective.name for p in pulls)):
+            return gradient, None
+        found = torch.zeros(len(X), device=X.device)
+        for lanes, mark in seen:
+            found = found.index_add(0, torch.tensor(lanes, device=X.device), mark.to(found))
+        return gradient, found > 0
+
+    def _losses(self, pull: Pull, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor | None, bool]:
+        if self._batched(pull.objective.name):
+            try:
+                return pull_losses(pull, outputs, batch, batched=True)
+            except NotBatchedError:
+                pass  # One number for sets of different sizes: each by itself, then.
+        return pull_losses(pull, outputs, batch, batched=False)
 
 
 # ---- steps -----------------------------------------------------------------------------------
@@ -274,59 +396,23 @@ def _losses_one_by_one(
 class LaneSteps:
     """The trajectories of `L` lanes from `start` `[L, d]`: what `fmol.local.descend` does for one."""
 
-    model: LaneModel
+    gradients: LaneGradients
     pulls: Sequence[Pull]
     local: LocalConfig
     start: Tensor
-    batched: Callable[[str], bool] = lambda objective: True
-    """Whether an objective's loss is computed for all lanes in one call."""
 
     def __post_init__(self) -> None:
         self.X = self.start.clone()
         self.delta = torch.zeros_like(self.X)
         self.moved = torch.zeros(len(self.X), dtype=torch.int64, device=self.X.device)
         self.velocity = torch.zeros_like(self.X) if self.local.momentum else None
-        self.masked: set[str] = set()
-        self.weights = [
-            torch.tensor(pull.weights, dtype=self.X.dtype, device=self.X.device)
-            for pull in self.pulls
-        ]
-        self.rows = [torch.tensor(pull.lanes, device=self.X.device) for pull in self.pulls]
-
-    def gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Every lane's gradient `[L, d]` on its batch, and whether a sample of it had a label `[L]`."""
-        X = self.X.detach().requires_grad_()
-        outputs = self.model.outputs(X, batch.inputs)
-        total = X.new_zeros(())
-        labelled = torch.zeros(len(X), dtype=torch.bool, device=X.device)
-        for pull, weights, rows in zip(self.pulls, self.weights, self.rows, strict=True):
-            means, counts, masks = self._losses(pull, outputs, batch)
-            if masks:
-                self.masked.add(pull.objective.name)
-            # What has no label is left out, whatever its loss came to.
-            total = total + torch.where(counts > 0, weights * means, 0).sum()
-            labelled = (
-                labelled.index_fill(0, rows[counts > 0], True)
-                if masks
-                else (labelled.index_fill(0, rows, True))
-            )
-        (gradient,) = torch.autograd.grad(total, X)
-        return gradient, labelled
-
-    def _losses(self, pull: Pull, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor, bool]:
-        if self.batched(pull.objective.name):
-            try:
-                return pull_losses(pull, outputs, batch, batched=True)
-            except NotBatchedError:
-                pass  # One number for sets of different sizes: each by itself, then.
-        return pull_losses(pull, outputs, batch, batched=False)
 
     def step(self, batch: Batch, active: Tensor | None, last: bool) -> None:
         """One step of the lanes that are `active` `[L]`, None for all; the `last` moves Δ alone."""
         local = self.local
-        direction, moves = self.gradient(batch)
+        direction, moves = self.gradients(self.X, self.pulls, batch)
         if active is not None:
-            moves = moves & active
+            moves = active if moves is None else moves & active
         if local.clip_norm is not None:
             norm = torch.linalg.vector_norm(direction, dim=1)
             direction *= (local.clip_norm / norm.clamp(min=local.clip_norm))[:, None]
@@ -335,13 +421,14 @@ class LaneSteps:
         if local.proximal:
             direction.add_(self.X - self.start, alpha=local.proximal)
         if self.velocity is not None:
-            moving = torch.where(
-                moves[:, None], self.velocity * local.momentum + direction, self.velocity
-            )
+            moving = self.velocity * local.momentum + direction
+            if moves is not None:
+                moving = torch.where(moves[:, None], moving, self.velocity)
             self.velocity = direction = moving
-        direction = torch.where(moves[:, None], direction, 0)
+        if moves is not None:
+            direction = torch.where(moves[:, None], direction, 0)
         self.delta += direction
-        self.moved += moves
+        self.moved += 1 if moves is None else moves
         if not last:
             self.X.add_(direction, alpha=-local.lr)
 

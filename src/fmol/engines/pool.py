@@ -58,7 +58,12 @@ class Pool:
         def pick(leaf: Tensor) -> Tensor:
             return leaf.index_select(0, flat).reshape(*shape, *leaf.shape[1:])
 
-        return Batch(tree_map(pick, self.inputs), tree_map(pick, self.targets), sizes)
+        own = None
+        if any(size != shape[1] for size in sizes):
+            own = torch.arange(shape[1], device=self.device) < torch.tensor(
+                sizes, device=self.device
+            ).unsqueeze(1)
+        return Batch(tree_map(pick, self.inputs), tree_map(pick, self.targets), sizes, own)
 
 
 def make_pool(clients: Sequence[str], parts: Sequence[Samples]) -> Pool | None:

@@ -15,7 +15,15 @@ from torch import Tensor
 from fmol import rng
 from fmol.data import TensorSamples, tree_leaves
 from fmol.engines.checks import check_reply, client_records, message_bytes, reply_bytes
-from fmol.engines.lanes import Batch, LaneModel, LaneSteps, Pull, batch_dependent, pull_losses
+from fmol.engines.lanes import (
+    Batch,
+    LaneGradients,
+    LaneModel,
+    LaneSteps,
+    Pull,
+    batch_dependent,
+    pull_losses,
+)
 from fmol.engines.pool import Pool, make_pool
 from fmol.engines.scores import Scores, score_clients
 from fmol.engines.seam import (
@@ -98,7 +106,7 @@ class VectorizedEngine(SequentialEngine):
                 f"`lanes_in_flight` must be 'auto' or a whole number of at least 1, got "
                 f"{lanes_in_flight!r}."
             )
-        self._lane_model = LaneModel(self._model)
+        self._gradients = LaneGradients(LaneModel(self._model), self._loss_is_batched)
         self._lanes_in_flight = lanes_in_flight
         self._limits: dict[tuple[int, ...], int] = {}
         """Shape of a step → how many lanes of it fit into memory."""
@@ -183,13 +191,13 @@ class VectorizedEngine(SequentialEngine):
         """What every client of a chunk answers, and the rows that its updates are."""
         pool = self._everyone or _pool(sites)
         scores, held_out = self._scores(chunk, sites, pool)
-        rows, masked = self._descend(jobs, pool)
+        rows = self._descend(jobs, pool)
         replies = {}
         for ask in chunk:
             site = sites[ask.client]
             names = {*ask.evaluate, *(name for lane in ask.lanes for name in lane.mixture)}
             for name in sorted(names - set(site.counts)):
-                marks = name in masked
+                marks = name in self._gradients.masked
                 site.counts[name] = count_labels(site, ask.x, name) if marks else len(site.samples)
             mine = [(i, job.lane) for i, job in enumerate(jobs) if job.ask is ask]
             # A client without a single label for an objective does not hold it.
@@ -254,8 +262,8 @@ class VectorizedEngine(SequentialEngine):
             self._probe_losses(site, _repeat(model(one.inputs)), batch)
             pulls = _pulls(lanes, site)
             local = ask.local or LocalConfig(lr=0.0)
-            steps = LaneSteps(self._lane_model, pulls, local, starts, self._loss_is_batched)
-            got, _ = steps.gradient(batch)
+            steps = LaneSteps(self._gradients, pulls, local, starts)
+            got, _ = steps.gradients(starts, pulls, batch)
             indices = torch.arange(count)
             for lane, start, mine in zip(lanes, starts, got, strict=True):
                 model.load(start)
@@ -326,17 +334,16 @@ class VectorizedEngine(SequentialEngine):
         inputs, targets = pool.span(0, width)
         one = Batch(_repeat(inputs, 1), _repeat(targets, 1), (width,))
         steps = LaneSteps(
-            self._lane_model,
+            self._gradients,
             _pulls(ask.lanes[:1], site),
             ask.local or LocalConfig(lr=0.0),
             ask.x[None],
-            self._loss_is_batched,
         )
         with (
             rng.torch_stream(self.device, self.seed, "model", "probe"),
             torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
         ):
-            steps.gradient(one)
+            steps.gradients(steps.X, steps.pulls, one)
         row = ask.x.numel() * ask.x.element_size()
         batch = sum(t.numel() * t.element_size() for t in tree_leaves((one.inputs, one.targets)))
         # Parameters, Δ, gradient, direction and what is on the way between them.
@@ -345,10 +352,9 @@ class VectorizedEngine(SequentialEngine):
 
     # ---- steps -------------------------------------------------------------------------------
 
-    def _descend(self, jobs: Sequence[_Job], pool: Pool) -> tuple[_Rows, set[str]]:
+    def _descend(self, jobs: Sequence[_Job], pool: Pool) -> _Rows:
         """Lines 1–3 for every job; halves what it does at a time where memory runs out."""
         parts: list[tuple[Tensor, Tensor]] = []
-        masked: set[str] = set()
         start, size = 0, len(jobs)
         if self._lanes_in_flight != "auto":
             size = min(size, self._lanes_in_flight)
@@ -366,18 +372,16 @@ class VectorizedEngine(SequentialEngine):
                 self._notes.append(note)
                 continue
             parts.append((steps.delta, steps.moved))
-            masked |= steps.masked
             start += size
         if not parts:
-            return _Rows(torch.empty(0), [], [], []), masked
+            return _Rows(torch.empty(0), [], [], [])
         deltas = parts[0][0] if len(parts) == 1 else torch.cat([delta for delta, _ in parts])
         moved = torch.cat([moved for _, moved in parts])
         squares = torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64) ** 2
         finite = torch.isfinite(deltas).all(1)
         # One transfer for all lanes of a chunk.
         table = torch.stack([moved.double(), finite.double(), squares]).tolist()
-        rows = _Rows(deltas, [int(m) for m in table[0]], [f > 0 for f in table[1]], table[2])
-        return rows, masked
+        return _Rows(deltas, [int(m) for m in table[0]], [f > 0 for f in table[1]], table[2])
 
     def _steps(self, jobs: Sequence[_Job], pool: Pool) -> LaneSteps:
         first = jobs[0].ask
@@ -386,11 +390,7 @@ class VectorizedEngine(SequentialEngine):
         plan = _plan(jobs, pool, self.seed, self.device)
         starts = torch.stack([job.ask.x for job in jobs])
         steps = LaneSteps(
-            self._lane_model,
-            _pulls([job.lane for job in jobs], jobs[0].site),
-            local,
-            starts,
-            self._loss_is_batched,
+            self._gradients, _pulls([job.lane for job in jobs], jobs[0].site), local, starts
         )
         self._model.module.train(local.training)
         name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
