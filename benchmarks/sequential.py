@@ -108,7 +108,7 @@ def plain_round(federation: Federation, model: nn.Module, algorithm: FSMGDA) -> 
         [torch.cat([g.reshape(-1) for g in sums[name]]) / holders[name] for name in sums]
     )
     weights = min_norm((deltas @ deltas.T).double()).weights
-    direction = weights.float() @ deltas
+    direction = weights.to(deltas) @ deltas
     moved = copy.deepcopy(model)
     with torch.no_grad():
         offset = 0

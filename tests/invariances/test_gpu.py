@@ -8,6 +8,7 @@ from torch import nn
 
 from fmol import FMGDA, FSMGDA, SMGD, Alone, FedAvg, fit
 from fmol.aggregate import gramian
+from fmol.engines import lanes
 from fmol.rounds import Algorithm
 from support import data, federation, flat, relative
 
@@ -38,6 +39,20 @@ def test_a_cuda_device_gives_the_cpus_numbers(algorithm: Algorithm) -> None:
     torch.testing.assert_close(gpu.weights, cpu.weights, rtol=1e-7, atol=1e-9)
     assert gpu.losses.device.type == "cpu"
     assert next(gpu.model.parameters()).device == next(problem.model.parameters()).device
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
+def test_lanes_side_by_side_on_the_device_give_the_cpus_numbers(
+    algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "RECORD_AT", 3)
+    problem = federation(
+        [("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[5, 9, 12, 7], held_out=data(20, seed=9)
+    )
+    cpu = fit(problem, algorithm, rounds=10, device="cpu")
+    gpu = fit(problem, algorithm, rounds=10, device="cuda", engine="vectorized")
+    assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
+    torch.testing.assert_close(gpu.losses, cpu.losses, rtol=1e-9, atol=1e-12)
 
 
 def test_auto_takes_the_device_and_leaves_the_users_tensors_where_they_are() -> None:

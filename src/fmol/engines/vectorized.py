@@ -116,6 +116,7 @@ class VectorizedEngine(SequentialEngine):
         """Objective → why its loss is computed lane by lane."""
         self._everyone = _pool_of_all(federation, self.device, cache_bytes)
         self._notes: list[str] = []
+        self._most = MOST_LANES
 
     # ---- a round -----------------------------------------------------------------------------
 
@@ -298,6 +299,7 @@ class VectorizedEngine(SequentialEngine):
     def _chunks(self, asks: Sequence[Ask]) -> Iterator[list[Ask]]:
         """Whole clients, as many as have lanes that fit into memory together."""
         most, lanes = self._most_lanes(asks), 0
+        self._most = most
         chunk: list[Ask] = []
         for ask in asks:
             if chunk and lanes + len(ask.lanes) > most:
@@ -355,9 +357,8 @@ class VectorizedEngine(SequentialEngine):
     def _descend(self, jobs: Sequence[_Job], pool: Pool) -> _Rows:
         """Lines 1–3 for every job; halves what it does at a time where memory runs out."""
         parts: list[tuple[Tensor, Tensor]] = []
-        start, size = 0, len(jobs)
-        if self._lanes_in_flight != "auto":
-            size = min(size, self._lanes_in_flight)
+        # A single client may have more lanes than fit.
+        start, size = 0, min(len(jobs), self._most)
         while start < len(jobs):
             try:
                 steps = self._steps(jobs[start : start + size], pool)
@@ -367,6 +368,7 @@ class VectorizedEngine(SequentialEngine):
                 size = (size + 1) // 2
                 torch.cuda.empty_cache()
                 self._limits = dict.fromkeys(self._limits, size)
+                self._most = size
                 note = f"memory ran out: {size} lanes at a time from here on"
                 logger.warning(note)
                 self._notes.append(note)
