@@ -1,4 +1,4 @@
-"""The commands of the documentation are ones that fmol takes, and the problems' pages tell the truth."""
+"""The documentation's commands are ones that fmol takes, and the problems' pages tell the truth."""
 
 from __future__ import annotations
 

@@ -1,0 +1,204 @@
+"""A run folder: what is in it, and how it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fmol.files import is_leftover, write_whole
+from fmol.portrait import Portrait
+from fmol.record import RunRecord
+from fmol.runs.checkpoints import (
+    CheckpointError,
+    SavedState,
+    list_checkpoints,
+    load_checkpoint,
+)
+from fmol.runs.metrics_log import holds, read_metrics
+
+__all__ = ["RunError", "RunFolder", "find_runs", "new_folder"]
+
+
+class RunError(Exception):
+    """A run that cannot be started, read or gone on with, in a sentence that says what to do."""
+
+
+class RunFolder:
+    """The files of one run.
+
+    `config.toml` what was asked for, every option with its value; `environment.json` on what it ran,
+    from the start and after each resume; `federation.json` who holds what; `metrics.jsonl` a line per
+    round; `checkpoints/` the last two; and at the end `model.safetensors`, `summary.json` and
+    `report.html`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.environment = self.path / "environment.json"
+        self.federation = self.path / "federation.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model.safetensors"
+        self.summary = self.path / "summary.json"
+        self.report = self.path / "report.html"
+        self.events = self.path / "tensorboard"
+
+    @classmethod
+    def create(cls, path: str | Path) -> RunFolder:
+        """A new, empty run folder; raises where something is there already."""
+        folder = cls(path)
+        files = [file for file in folder.path.rglob("*") if file.is_file()]
+        # What a run left that was killed while its folder was being made is nobody's.
+        if any(not is_leftover(file) for file in files):
+            again = f"`fmol resume {path}`" if folder.config.exists() else "another folder"
+            raise RunError(
+                f"`{path}` is not empty, and a run overwrites nothing. Name a new folder with "
+                f"`--out`, or go on with {again}."
+            )
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """The run folder at `path`; raises where there is none."""
+        folder = cls(path)
+        if not folder.path.is_dir():
+            raise RunError(f"there is no folder `{path}`. Name the folder of a run.")
+        if not folder.config.is_file():
+            raise RunError(
+                f"`{path}` is not the folder of a run: it has no `{folder.config.name}`. Name one "
+                "that `fmol run` has made."
+            )
+        return folder
+
+    def remove_leftovers(self) -> None:
+        """Takes away what a run left that was killed while it wrote a file."""
+        for place in (self.path, self.checkpoints):
+            for file in place.glob(".*.tmp"):
+                if is_leftover(file):
+                    file.unlink(missing_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
+
+    def remove_if_empty(self) -> None:
+        """Takes the folder away again if no round was written into it."""
+        if list_checkpoints(self.checkpoints) or (
+            self.metrics.exists() and self.metrics.stat().st_size > 0
+        ):
+            return
+        for file in (self.config, self.environment, self.federation, self.metrics):
+            file.unlink(missing_ok=True)
+        for place in (self.checkpoints, self.path):
+            with contextlib.suppress(OSError):  # What somebody else put there stays.
+                place.rmdir()
+
+    def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
+        write_whole(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """The content of one of the folder's JSON files; raises where it is not whole."""
+        try:
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise RunError(f"`{path}` cannot be read: {error}. It may be damaged.") from error
+        return data
+
+    def last_state(self) -> tuple[SavedState | None, list[str]]:
+        """The latest checkpoint that is whole, with its metrics, and what is wrong with later ones.
+
+        None, with nothing said, for a run that was stopped before its first checkpoint.
+        """
+        said: list[str] = []
+        found = list_checkpoints(self.checkpoints)
+        for path in found:
+            try:
+                saved = load_checkpoint(path)
+            except (CheckpointError, OSError) as error:
+                said.append(f"{error}: it is not used.")
+                continue
+            if not holds(self.metrics, saved.metrics_bytes, saved.metrics_sha256):
+                said.append(
+                    f"`{self.metrics.name}` does not hold what `{path.name}` was written with: "
+                    "it is not used."
+                )
+                continue
+            if said:
+                said.append(f"Going on from `{path.name}`, after {saved.rounds} rounds.")
+            return saved, said
+        if found:
+            raise RunError(
+                f"no checkpoint in `{self.checkpoints}` can be used. "
+                + " ".join(said)
+                + " Start the run anew in another folder."
+            )
+        return None, said
+
+    def record(self, name: str = "") -> RunRecord:
+        """The run as numbers and words, whether it has ended or not: what reports are made of."""
+        from fmol.config import read_file
+
+        tables = read_file(self.config)
+        environment = self.read_json(self.environment) if self.environment.exists() else {}
+        try:
+            reports, final, stopped = read_metrics(self.metrics)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"`{self.metrics}` cannot be read: {error}. Resume the run: `fmol resume "
+                f"{self.path}` goes back to the last good checkpoint."
+            ) from error
+        if not self.federation.is_file():
+            raise RunError(f"`{self.path}` has no `{self.federation.name}`. Resume the run.")
+        return RunRecord(
+            name=name or self.path.name,
+            algorithm=str(tables["algorithm"]["name"]),
+            portrait=Portrait.from_json(self.read_json(self.federation)),
+            reports=tuple(reports),
+            final=final,
+            stopped=stopped,
+            seed=int(tables["seed"]),
+            config=tables,
+            environment=environment.get("started", {}),
+            command=environment.get("command", ""),
+            notes=tuple(environment.get("notes", ())),
+        )
+
+
+def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
+    """The run folders at `paths`; a folder of runs, as a sweep makes, stands for all in it."""
+    found: list[RunFolder] = []
+    for path in map(Path, paths):
+        inside = sorted(each.parent for each in path.glob("*/config.toml")) if path.is_dir() else []
+        if inside and not (path / "config.toml").is_file():
+            found += [RunFolder.open(each) for each in inside]
+        else:
+            found.append(RunFolder.open(path))
+    return found
+
+
+def new_folder(root: str | Path, problem: str, algorithm: str, seed: int) -> Path:
+    """A name under `root` that no run has yet, which says what it is of and when it began."""
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in problem).strip("-")
+    when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    base = Path(root) / f"{plain}-{algorithm}-seed{seed}-{when}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def plain_numbers(value: Any) -> Any:
+    """The same with NaN as null: what every JSON reader knows."""
+    if isinstance(value, Mapping):
+        return {str(name): plain_numbers(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain_numbers(each) for each in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if np.isfinite(value) else None
+    return value

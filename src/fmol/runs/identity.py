@@ -1,0 +1,86 @@
+"""What makes two stretches of a run one run: what must not change between start and resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmol import __version__
+from fmol.data import TensorSamples, as_samples, is_lazy
+from fmol.federation import ClientList, Federation
+from fmol.portrait import portray
+
+__all__ = ["changed_keys", "changed_versions", "fingerprint", "versions"]
+
+FREE = frozenset(
+    {"rounds", "stop_at", "checkpoint_every", "data_dir", "tensorboard", "mlflow", "device"}
+)
+"""Run options that may change: they decide how long a run goes on and what is written, and the
+device is compared as it was really used."""
+MOST_BYTES = 2**29
+"""How much of the clients' data is looked at; beyond, their number and labels alone."""
+
+
+def fingerprint(federation: Federation, x: Tensor) -> str:
+    """A sha256 of the model, its start, the objectives, who holds what, and the data as far as they
+    are tensors in memory (the first 512 MiB of them)."""
+    digest = hashlib.sha256()
+    layout = federation.layout
+    about = [portray(federation).to_json(), list(layout.names), [list(s) for s in layout.shapes]]
+    digest.update(json.dumps(about, sort_keys=True).encode())
+    digest.update(_bytes(x))
+    left = MOST_BYTES
+    for tensor in _tensors(federation):
+        left -= tensor.numel() * tensor.element_size()
+        if left < 0:
+            break
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _tensors(federation: Federation) -> Iterator[Tensor]:
+    if not isinstance(federation.population, ClientList):
+        return
+    for id in federation.population.ids():
+        data = federation.client(id).data
+        samples = None if is_lazy(data) else as_samples(data, "data")
+        if isinstance(samples, TensorSamples):
+            yield from samples.leaves
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What a change of would change results, in their last bits at least."""
+    return {"fmol": __version__, "torch": torch.__version__, "device": device.type}
+
+
+def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What is not as it was when the run began, in words."""
+    return [
+        f"{name} was {before[name]} and is {now[name]}"
+        for name in now
+        if name in before and before[name] != now[name]
+    ]
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
+    """The config's keys whose change would change results, each with both values."""
+    changes: list[str] = []
+    for key in dict.fromkeys([*before, *now]):
+        if not at and key in FREE:
+            continue
+        old, new = before.get(key), now.get(key)
+        if not at and isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes += changed_keys(old, new, f"[{key}] ")
+        elif old != new:
+            changes.append(f"{at}`{key}` was {old!r} and is {new!r}")
+    return changes

@@ -1,0 +1,415 @@
+"""Training into a run folder: what `fit` does, written down as it goes, and gone on with later."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fmol.config import Config, RunOptions, read_config, read_file
+from fmol.engines import resolve_device
+from fmol.federation import Federation
+from fmol.files import write_whole
+from fmol.listeners import Listener
+from fmol.metrics import conflict_rate
+from fmol.portrait import portray
+from fmol.report import write_report
+from fmol.result import Result, Snapshot
+from fmol.rounds import Algorithm, Checkpoint, RoundReport
+from fmol.runs.checkpoints import SavedState, remove_old, save_checkpoint
+from fmol.runs.environment import describe_environment
+from fmol.runs.folder import RunError, RunFolder, plain_numbers
+from fmol.runs.identity import changed_keys, changed_versions, fingerprint, versions
+from fmol.runs.metrics_log import MetricsLog, read_metrics
+from fmol.training import Callback, fit
+
+__all__ = ["StoppedError", "resume", "start", "train"]
+
+logger = logging.getLogger("fmol")
+
+EVERY_ROUNDS, EVERY_SECONDS = 10, 60.0
+
+Say = Callable[[str], None]
+Watch = Callable[[Federation, int, int], Sequence[Callback]]
+"""Makes callbacks for a run of (federation, rounds already done, rounds in all): a progress line."""
+
+
+class StoppedError(RunError):
+    """A run that was stopped from outside, after writing a checkpoint."""
+
+
+def start(
+    config: Config,
+    out: str | Path,
+    *,
+    command: str = "",
+    watch: Watch | None = None,
+    say: Say = logger.info,
+) -> Result:
+    """The result of the run that `config` says, written into the new folder `out`.
+
+    The folder holds config and environment before training begins. Interrupted, it writes a
+    checkpoint and raises `StoppedError`; `resume(out)` goes on from there.
+    """
+    folder = RunFolder(out)
+    if folder.path.exists():
+        with writing(folder):
+            folder = RunFolder.create(out)  # Says what is wrong before anything is built.
+    for note in config.notes:
+        say(note)
+    say(f"building the problem {config.problem}")
+    federation = config.build()
+    with writing(folder):
+        folder = RunFolder.create(out)
+        write_whole(folder.config, config.to_toml())
+    try:
+        return train(
+            folder,
+            federation,
+            config.algorithm_options,
+            config.run,
+            config=config.tables,
+            command=command,
+            notes=config.notes,
+            watch=watch,
+            say=say,
+        )
+    except StoppedError:
+        raise
+    except Exception:
+        # Where not one round was done there is nothing to keep, and `out` is free again.
+        folder.remove_if_empty()
+        raise
+
+
+def resume(
+    path: str | Path,
+    *,
+    flags: Mapping[str, str] | None = None,
+    anyway: bool = False,
+    watch: Watch | None = None,
+    say: Say = logger.info,
+) -> Result:
+    """The result of a run that was stopped, gone on with from its last good checkpoint.
+
+    `flags` are options as on a command line: `{"rounds": "80"}` goes on to another number than was
+    asked for at first. What would change results is refused, be it a flag, the config file or the
+    problem; another version of fmol or torch, or another kind of device, only `anyway`.
+    """
+    folder = RunFolder.open(path)
+    config = read_config(read_file(folder.config), flags)
+    say(f"building the problem {config.problem}")
+    federation = config.build()
+    return train(
+        folder,
+        federation,
+        config.algorithm_options,
+        config.run,
+        config=config.tables,
+        # What may change, as the number of rounds, stands in the file from now on.
+        toml=config.to_toml() if flags else "",
+        anyway=anyway,
+        watch=watch,
+        say=say,
+        notes=config.notes,
+    )
+
+
+def train(
+    folder: RunFolder,
+    federation: Federation,
+    algorithm: Algorithm,
+    options: RunOptions,
+    *,
+    config: Mapping[str, Any],
+    toml: str = "",
+    command: str = "",
+    notes: Sequence[str] = (),
+    anyway: bool = False,
+    watch: Watch | None = None,
+    say: Say = logger.info,
+) -> Result:
+    """The result of training into `folder`, from its last good checkpoint if it has one.
+
+    `config` is what was asked for, by which a later resume tells whether it goes on with the same
+    run; `toml` takes the place of the folder's config file, unless it is empty.
+    """
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = resolve_device(options.device)
+    begin = federation.layout.flatten(dict(federation.model.named_parameters()))
+    identity = {
+        "config": config,
+        "federation": fingerprint(federation, begin),
+        "versions": versions(device),
+    }
+    saved, said = folder.last_state()
+    for text in said:
+        say(text)
+    if saved is not None:
+        said += _changes(folder, saved, identity, anyway, say)
+    with writing(folder):
+        folder.remove_leftovers()
+        environment = _note_environment(folder, device, command, [*notes, *said], saved)
+        folder.write_json(folder.federation, portray(federation).to_json())
+        if toml:
+            write_whole(folder.config, toml)
+    keeper = _Keeper(folder, identity, options, saved)
+    done = 0 if saved is None else saved.rounds
+    if saved is not None and done >= options.rounds:
+        say(f"all {done} rounds are done already; give more with `--rounds`")
+    listeners = _listeners(folder, options, config, environment)
+    callbacks: list[Callback] = [keeper, *listeners]
+    callbacks += watch(federation, done, options.rounds) if watch else ()
+    started = time.perf_counter()
+    broken: BaseException | None = None
+    try:
+        result = fit(
+            federation,
+            algorithm,
+            options.rounds,
+            options.seed,
+            options.engine,
+            device,
+            participation=options.participation,
+            evaluate=options.evaluate,
+            evaluate_every=options.evaluate_every,
+            stop_at=options.stop_at,
+            true_gradients_every=options.true_gradients_every,
+            resume=None if saved is None else _checkpoint(folder, saved),
+            callbacks=callbacks,
+        )
+        with writing(folder):
+            keeper.finish(result)
+        for listener in listeners:
+            listener.finish(result)
+        say("writing the report")
+        with writing(folder):
+            _write_end(folder, result, time.perf_counter() - started)
+        return result
+    except KeyboardInterrupt as error:
+        broken = error
+        with writing(folder):
+            rounds = keeper.save()
+        if not rounds:
+            folder.remove_if_empty()
+            raise
+        raise StoppedError(
+            f"stopped after {rounds} rounds; a checkpoint is written. Go on with: "
+            f"fmol resume {folder.path}"
+        ) from error
+    except Exception as error:
+        broken = error
+        if not isinstance(error, RunError):  # Then writing is what failed.
+            with writing(folder):
+                keeper.save()
+        raise
+    finally:
+        keeper.close()
+        for listener in listeners:
+            listener.close(broken)
+
+
+@contextlib.contextmanager
+def writing(folder: RunFolder) -> Iterator[None]:
+    """Turns a failure to write into a sentence that says what stands and what to do."""
+    try:
+        yield
+    except OSError as error:
+        there = folder.checkpoints.is_dir() and any(folder.checkpoints.glob("round-*.ckpt"))
+        stands = (
+            f"The last checkpoint is intact: make room or give leave to write, then `fmol resume "
+            f"{folder.path}`."
+            if there
+            else "Nothing was lost: no round was done. Name another folder with `--out`."
+        )
+        reason = error.strerror or str(error)
+        raise RunError(f"`{folder.path}` cannot be written to: {reason}. {stands}") from error
+
+
+@dataclass
+class _Keeper:
+    """The callback that writes a run down: a line per round, and checkpoints."""
+
+    folder: RunFolder
+    identity: Mapping[str, Any]
+    options: RunOptions
+    saved: SavedState | None
+    log: MetricsLog = field(init=False)
+    latest: Checkpoint | None = None
+    """The state after the last round that was written to the log."""
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        keep = 0 if self.saved is None else self.saved.metrics_bytes
+        with writing(self.folder):
+            self.log = MetricsLog(self.folder.metrics, keep)
+        self.last_rounds = 0 if self.saved is None else self.saved.rounds
+        self.last_time = time.monotonic()
+        self.mark = (self.log.bytes, self.log.sha256)
+
+    def __call__(self, report: RoundReport, snapshot: Snapshot) -> None:
+        with writing(self.folder):
+            self.log.add(report)
+            self.latest = snapshot.checkpoint()
+            self.mark = (self.log.bytes, self.log.sha256)
+            if self._due():
+                self.save()
+
+    def _due(self) -> bool:
+        assert self.latest is not None
+        rounds = len(self.latest.reports) - self.last_rounds
+        if self.options.checkpoint_every is not None:
+            return rounds >= self.options.checkpoint_every
+        return rounds >= EVERY_ROUNDS or time.monotonic() - self.last_time >= EVERY_SECONDS
+
+    def save(self) -> int:
+        """Writes a checkpoint of the latest round, unless it has one; how many rounds are done."""
+        if self.latest is not None and len(self.latest.reports) > self.last_rounds:
+            self.log.sync()  # A checkpoint may only speak of metrics that are on the disk.
+            rounds = len(self.latest.reports)
+            save_checkpoint(
+                self.folder.checkpoints,
+                SavedState(
+                    rounds,
+                    self.latest.state,
+                    self.latest.client_state,
+                    self.latest.seed,
+                    *self.mark,
+                    self.identity,
+                ),
+            )
+            self.last_rounds, self.last_time = rounds, time.monotonic()
+        return self.last_rounds
+
+    def finish(self, result: Result) -> None:
+        # Before the last line of the log: whoever goes on with more rounds cuts it off again.
+        self.save()
+        remove_old(self.folder.checkpoints)  # A killed run may have left one more.
+        self.log.finish(result.final, result.stopped)
+
+    def close(self) -> None:
+        self.log.close()
+
+
+def _checkpoint(folder: RunFolder, saved: SavedState) -> Checkpoint:
+    reports, _, _ = read_metrics(folder.metrics, saved.metrics_bytes)
+    return Checkpoint(saved.state, tuple(reports), saved.client_state, saved.seed)
+
+
+def _changes(
+    folder: RunFolder,
+    saved: SavedState,
+    identity: Mapping[str, Any],
+    anyway: bool,
+    say: Say,
+) -> list[str]:
+    """What has changed since the checkpoint and does no harm; raises for what would."""
+    changes = changed_keys(saved.identity["config"], identity["config"])
+    if changes:
+        raise RunError(
+            f"the config is not what the run in `{folder.path}` was started with: "
+            f"{'; '.join(changes)}. Results would be of neither. Change it back, or start a new run."
+        )
+    if saved.identity["federation"] != identity["federation"]:
+        raise RunError(
+            "the problem is not what the run was started with: its model, objectives, clients or "
+            "data have changed. Restore them (a problem of your own must build the same each time: "
+            "seed what it draws), or start a new run."
+        )
+    other = changed_versions(saved.identity["versions"], identity["versions"])
+    if other and not anyway:
+        raise RunError(
+            f"{'; '.join(other)} since the run was started, so results may differ from those of an "
+            "unbroken run. Go back, or accept that with `--anyway`."
+        )
+    said = [f"After round {saved.rounds}: {text}." for text in other]
+    for text in said:
+        say(text)
+    return said
+
+
+def _note_environment(
+    folder: RunFolder,
+    device: torch.device,
+    command: str,
+    notes: Sequence[str],
+    saved: SavedState | None,
+) -> dict[str, Any]:
+    """Writes on what the run is made, from its start and after each resume."""
+    now = describe_environment(device)
+    if folder.environment.exists():
+        known = folder.read_json(folder.environment)
+        at = 0 if saved is None else saved.rounds
+        known["resumed"] = [*known.get("resumed", ()), {"round": at, **now}]
+        known["notes"] = [*known.get("notes", ()), f"Resumed after round {at}.", *notes]
+    else:
+        known = {"command": command, "started": now, "resumed": [], "notes": list(notes)}
+    folder.write_json(folder.environment, known)
+    return known
+
+
+def _listeners(
+    folder: RunFolder,
+    options: RunOptions,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> list[Listener]:
+    listeners: list[Listener] = []
+    if options.tensorboard:
+        from fmol.listeners.tensorboard import TensorBoard
+
+        listeners.append(TensorBoard(folder.events))
+    if options.mlflow is not None:
+        from fmol.listeners.mlflow import MLflow
+
+        kept = environment.get("mlflow_run")
+        listener = MLflow(options.mlflow, run_name=folder.path.name, params=config, run_id=kept)
+        listeners.append(listener)
+        if kept is None:  # So that a resumed run goes on in the same curves.
+            folder.write_json(folder.environment, {**environment, "mlflow_run": listener.run_id})
+    return listeners
+
+
+def _write_end(folder: RunFolder, result: Result, seconds: float) -> None:
+    from safetensors.torch import save
+
+    tensors = {
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in result.model.state_dict().items()
+    }
+    write_whole(folder.model, save(tensors, metadata={"format": "pt"}))
+    folder.write_json(folder.summary, summarize(result, seconds))
+    write_report(folder.report, [folder.record()])
+
+
+def summarize(result: Result, seconds: float) -> dict[str, Any]:
+    """A run's outcome in a few numbers, for `summary.json`."""
+    reports = result.reports
+    alarms = reports[-1].alarms if reports else ()
+    data = {
+        "algorithm": type(result.algorithm).__name__,
+        "seed": result.seed,
+        "rounds": len(reports),
+        "stopped": result.stopped,
+        "losses": result.final.losses,
+        "held_out": result.final.held_out,
+        "evaluated": result.final.evaluated,
+        "conflict_rate": conflict_rate(reports),
+        "bytes_up": sum(report.bytes_up for report in reports),
+        "bytes_down": sum(report.bytes_down for report in reports),
+        "seconds": seconds,
+        "refused": sum(len(report.refused) for report in reports) + len(result.final.refused),
+        "alarms": [
+            {"kind": a.kind, "objective": a.objective, "message": a.message} for a in alarms
+        ],
+        "notes": sorted({note for report in reports for note in report.notes}),
+    }
+    plain: dict[str, Any] = plain_numbers(data)
+    return plain
