@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from fmol.grouping import group_records
@@ -59,37 +60,69 @@ def _some(values: Mapping[str, float]) -> str:
 
 
 def compare_table(records: Sequence[RunRecord]) -> list[str]:
-    """Runs side by side, one line per setting, means over its seeds."""
+    """Runs side by side, one line per setting, means over its seeds.
+
+    Of more than six objectives the mean and the highest loss are shown, and the mean of each
+    held-out metric.
+    """
     names = list(dict.fromkeys(name for record in records for name in record.portrait.objectives))
-    shown = names if len(names) <= MOST else []
-    header = ["setting", "runs", "rounds", *(f"loss {name}" for name in shown)]
-    header += [] if shown else ["loss mean", "loss highest"]
-    header += [*(f"{_metric(records, name)} {name}" for name in shown if _metric(records, name))]
-    header += ["conflict", "MB"]
-    rows = [header]
-    for each in group_records(records):
-        label, group = each.label, each.records
-        losses = [{n: _last(r, n) for n in names} for r in group]
-        row = [label, str(len(group)), _mean([len(r.reports) for r in group], ".0f")]
-        if shown:
-            row += [_mean([each[name] for each in losses]) for name in shown]
-            for name in shown:
-                if metric := _metric(records, name):
-                    row.append(_mean([_held_out(r, name, metric) for r in group]))
-        else:
-            row.append(_mean([fmean(each.values()) for each in losses]))
-            row.append(_mean([max(each.values()) for each in losses]))
-        row.append(_mean([conflict_rate(r.reports) for r in group], ".0%"))
-        sent = [sum(t.bytes_up + t.bytes_down for t in r.reports) / 1e6 for r in group]
-        rows.append([*row, _mean(sent, ",.1f")])
+    columns = _columns(records, names)
+    rows = [["setting", "runs", *(title for title, _, _ in columns)]]
+    for group in group_records(records):
+        cells = [_mean([value(r) for r in group.records], form) for _, value, form in columns]
+        rows.append([group.label, str(len(group.records)), *cells])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
+    lines = [
         "  ".join(
             cell.ljust(width) if i == 0 else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
+    alone = [record for record in records if record.algorithm.lower() == "alone"]
+    if 0 < len(alone) < len(records) and any(r.final and r.final.held_out for r in alone):
+        lines.append("Alone: held-out values are means over the clients' own held-out data.")
+    return lines
+
+
+Column = tuple[str, Callable[[RunRecord], float], str]
+"""A title, what stands there for a run, and how it is written."""
+
+
+def _columns(records: Sequence[RunRecord], names: Sequence[str]) -> list[Column]:
+    columns: list[Column] = [("rounds", lambda r: len(r.reports), ".0f")]
+    metrics = {name: metric for name in names if (metric := _metric(records, name))}
+    if len(names) <= MOST:
+        columns += [(f"loss {n}", partial(_last, name=n), ".4g") for n in names]
+        columns += [
+            (f"{metric} {n}", partial(_held_out, name=n, metric=metric), ".4g")
+            for n, metric in metrics.items()
+        ]
+    else:
+        columns.append(("loss mean", lambda r: fmean(_last(r, n) for n in names), ".4g"))
+        columns.append(("loss highest", lambda r: max(_last(r, n) for n in names), ".4g"))
+        for metric in dict.fromkeys(
+            metric
+            for record in records
+            for row in (record.final.held_out.values() if record.final else ())
+            for metric in row
+            if metric != "loss"
+        ):
+            columns.append((f"{metric} mean", partial(_mean_held_out, metric=metric), ".4g"))
+    columns.append(("conflict", lambda r: conflict_rate(r.reports), ".0%"))
+    columns.append(("MB", _megabytes, ",.1f"))
+    return columns
+
+
+def _megabytes(record: RunRecord) -> float:
+    return sum(report.bytes_up + report.bytes_down for report in record.reports) / 1e6
+
+
+def _mean_held_out(record: RunRecord, metric: str) -> float:
+    held_out = record.final.held_out if record.final else {}
+    values = [row[metric] for row in held_out.values() if metric in row]
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
 
 
 def _last(record: RunRecord, name: str) -> float:
