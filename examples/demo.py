@@ -40,7 +40,8 @@ and the shortest vector of the hull lies close to it: mean λ of left {weight:.2
 normalize="loss" weighs each update against its loss and keeps the step as long as the mean
 update (median factor {scale:.1f}). FedAvg follows the longer updates: right first, left later.
 FSMGDA descends and sends each objective by itself: twice the work and the upload of FedAvg.
-Alone, a client fits its own two left labels at once, and knows nothing of the other eight.
+Alone, a client fits its own two left labels at once, and knows nothing of the other eight (its
+accuracies are on held-out pairs with its own labels).
 """
 
 

@@ -59,6 +59,16 @@ class RunRecord:
         table = [row for report in self.reports for row in rows(report)]
         return table + ([] if self.final is None else final_rows(self.final))
 
+    def to_pandas(self) -> Any:
+        """`table()` as a pandas DataFrame."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(
+                '`to_pandas` needs pandas. Install it with: pip install "fmol[pandas]".'
+            ) from error
+        return pd.DataFrame(self.table(), columns=list(Row._fields))
+
 
 def final_rows(final: Evaluation) -> list[Row]:
     """The trained model's losses and metrics as rows; what was not measured has none."""

@@ -126,13 +126,7 @@ class Result:
 
     def to_pandas(self) -> Any:
         """`table()` as a pandas DataFrame."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError(
-                '`to_pandas` needs pandas. Install it with: pip install "fmol[pandas]".'
-            ) from error
-        return pd.DataFrame(self.table(), columns=list(Row._fields))
+        return self.record().to_pandas()
 
     def __repr__(self) -> str:
         parts = [

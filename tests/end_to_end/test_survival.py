@@ -1,6 +1,6 @@
 """Nobody loses a run: kills, damaged files, full disks, vanished data, changed configs.
 
-`pytest -m slow tests/end_to_end/test_survival.py -s` does all fifty kills and prints the counts.
+`pytest -m slow tests/end_to_end/test_survival.py` does all fifty kills. Counts are printed.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ def config(**flags: str) -> Config:
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "fmol", *arguments]
+
+
+def say(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Prints what was counted, whatever pytest captures."""
+    with capsys.disabled():
+        print(f"\n{text}")  # noqa: T201
 
 
 def digest(folder: Path) -> str:
@@ -134,7 +140,9 @@ def _count_down(at: int) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 # torch has threads of its own; the child computes with one and ends by `_exit`.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_kill_before_any_call_to_the_disk_loses_nothing(tmp_path: Path, straight: Path) -> None:
+def test_a_kill_before_any_call_to_the_disk_loses_nothing(
+    tmp_path: Path, straight: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kills, step = 0, 5
     for at in range(1, 1000, step):
         folder = tmp_path / str(at)
@@ -146,7 +154,7 @@ def test_a_kill_before_any_call_to_the_disk_loses_nothing(tmp_path: Path, straig
         else:
             start(config(), folder)
         assert_same(folder, straight)
-    print(f"{kills} runs were killed at a call to the disk, every one ended as without it")  # noqa: T201
+    say(capsys, f"{kills} runs killed at a call to the disk, every one ended as without it")
     assert kills >= 10
 
 
@@ -192,15 +200,18 @@ def _size(folder: Path) -> tuple[int, int]:
 
 
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
-    tmp_path: Path, straight: Path
+    tmp_path: Path, straight: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hit = kill_at_random_moments(tmp_path / "run", kills=3, seed=0)
     assert hit >= 1
     assert_same(tmp_path / "run", straight)
+    say(capsys, f"{hit} kills at random moments, the final model bit-identical, each round once")
 
 
 @pytest.mark.slow
-def test_fifty_kills_at_random_moments_change_nothing(tmp_path: Path, straight: Path) -> None:
+def test_fifty_kills_at_random_moments_change_nothing(
+    tmp_path: Path, straight: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = runs = 0
     while done < 50:
         folder = tmp_path / str(runs)
@@ -208,7 +219,7 @@ def test_fifty_kills_at_random_moments_change_nothing(tmp_path: Path, straight: 
         assert_same(folder, straight)
         runs += 1
         assert runs < 60
-    print(f"{done} kills over {runs} runs, every final model bit-identical, each round once")  # noqa: T201
+    say(capsys, f"{done} kills over {runs} runs, every final model bit-identical, each round once")
 
 
 def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(tmp_path: Path, straight: Path) -> None:
@@ -262,7 +273,9 @@ def stop_after(folder: Path, rounds: int, **flags: str) -> None:
         start(config(**flags), folder, watch=watch)
 
 
-def test_any_flipped_bit_in_a_checkpoint_is_detected(stopped: Path) -> None:
+def test_any_flipped_bit_in_a_checkpoint_is_detected(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     latest = list_checkpoints(stopped / "checkpoints")[0]
     content = latest.read_bytes()
     dice = random.Random(0)
@@ -275,16 +288,20 @@ def test_any_flipped_bit_in_a_checkpoint_is_detected(stopped: Path) -> None:
         latest.write_bytes(flipped)
         with pytest.raises(ValueError, match=r"damaged|does not begin"):
             load_checkpoint(latest)
-    print(f"{len(places)} flipped bits, all detected")  # noqa: T201
+    say(capsys, f"{len(places)} flipped bits in a checkpoint, all detected")
 
 
-def test_any_truncation_of_a_checkpoint_is_detected(stopped: Path) -> None:
+def test_any_truncation_of_a_checkpoint_is_detected(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     latest = list_checkpoints(stopped / "checkpoints")[0]
     content = latest.read_bytes()
-    for length in [*range(0, 80), *range(80, len(content), 37), len(content) - 1]:
+    lengths = [*range(80), *range(80, len(content), 37), len(content) - 1]
+    for length in lengths:
         latest.write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"damaged|does not begin"):
             load_checkpoint(latest)
+    say(capsys, f"{len(lengths)} truncations of a checkpoint, all detected")
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
@@ -336,22 +353,21 @@ def test_what_came_after_the_checkpoint_is_cut_off(stopped: Path, straight: Path
 # ---- no pickle -------------------------------------------------------------------------------
 
 AUDITED = """
-import sys
-loads = []
-def audit(event, arguments):
-    if event in ("pickle.find_class",) or event.startswith("marshal.load") and seen[0]:
-        loads.append((event, arguments))
-seen = [False]
-import torch, fmol.runs, fmol.cli.commands
-sys.addaudithook(audit)
-import pickle
-def refused(*a, **k): raise AssertionError("pickle was used")
-pickle.load = pickle.loads = pickle.Unpickler = refused
-torch.load = refused
-from fmol.runs import resume, RunFolder
+import pickle, sys, torch, fmol.cli.commands
+found = []
+sys.addaudithook(lambda event, arguments: event == "pickle.find_class" and found.append(arguments))
+pickle.loads(pickle.dumps(print))
+assert found, "the hook hears nothing"
+found.clear()
+
+def refused(*arguments, **named):
+    raise AssertionError("something was to be unpickled")
+
+pickle.load = pickle.loads = pickle.Unpickler = torch.load = refused
+from fmol.runs import RunFolder, resume
 resume(sys.argv[1])
 RunFolder(sys.argv[1]).record()
-assert not loads, loads
+assert not found, found
 print("no pickle")
 """
 
