@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from types import ModuleType, TracebackType
-from typing import Any, Self
+from types import ModuleType
+from typing import Any
 
+from fmol.listeners.closing import Closing
 from fmol.listeners.scalars import Beginnings, Traffic, final_scalars, scalars
 from fmol.result import Result, Snapshot
 from fmol.rounds import RoundReport
@@ -32,7 +33,7 @@ EVERY = 5.0
 """Seconds between two requests, as long as there is room for more in one."""
 
 
-class MLflow:
+class MLflow(Closing):
     """A callback of `fit` that logs each round's numbers as a run of MLflow.
 
     `uri` is where runs are kept: a server (`http://…`), a database (`sqlite:///…`), or a folder;
@@ -102,17 +103,6 @@ class MLflow:
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
         with self._warned():
             self._client.set_terminated(self.run_id, status)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(error)
 
     def _add(self, values: Mapping[str, float], step: int) -> None:
         now = time.time_ns() // 1_000_000

@@ -11,9 +11,9 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
+from fmol.listeners.closing import Closing
 from fmol.listeners.scalars import Beginnings
 from fmol.result import Result, Snapshot
 from fmol.rounds import RoundReport
@@ -34,7 +34,7 @@ ERASE = "\r\x1b[2K"
 ZERO_WIDTH_JOINER = "\u200d"
 
 
-class Progress:
+class Progress(Closing):
     """A callback of `fit` that shows how far a run is, how fast, and with which losses.
 
     On a terminal it is one line that is rewritten, elsewhere a line at the first round, at each
@@ -117,17 +117,6 @@ class Progress:
     def close(self, error: BaseException | None = None) -> None:
         """Finishes the live line with the last state, so that what follows has a line of its own."""
         self._settle()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(error)
 
     def _parts(self, report: RoundReport, done: int) -> list[str]:
         """What there is to say, the most important first: the end is what a narrow terminal cuts."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from fmol.listeners.closing import Closing
 from fmol.listeners.scalars import Beginnings, Traffic, final_scalars, scalars
 from fmol.result import Result, Snapshot
 from fmol.rounds import RoundReport
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["TensorBoard"]
 
 
-class TensorBoard:
+class TensorBoard(Closing):
     """A callback of `fit` that writes each round's numbers to `folder` for TensorBoard.
 
     The step is the round: a loss at step `t` is the loss at `x_t`, and `finish` writes the trained
@@ -56,17 +56,6 @@ class TensorBoard:
                 self._writer.add_text("stopped", f"{type(error).__name__}: {error}")
             self._writer.close()
             self._writer = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(error)
 
     def _open(self, step: int) -> SummaryWriter:
         if self._writer is None:
