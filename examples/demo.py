@@ -23,7 +23,13 @@ from fmol.result import Result
 from fmol.runs import RunFolder, start
 from fmol.runs.folder import new_folder
 
-PROBLEM = {"problem": "multidigits", "partition": "left-shards", "device": "cpu", "threads": "1"}
+PROBLEM = {
+    "problem": "multidigits",
+    "partition": "left-shards",
+    "engine": "auto",
+    "device": "cpu",
+    "threads": "1",
+}
 SETTINGS = {
     "FSMGDA": {"algorithm": "fsmgda"},
     'FSMGDA, normalize="loss"': {"algorithm": "fsmgda", "normalize": "loss"},

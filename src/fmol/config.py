@@ -97,7 +97,7 @@ class RunOptions:
     seed: Annotated[int, Range(least=0)] = 0
     """What batches, cohorts and everything else random in training are drawn from."""
     engine: EngineName = "sequential"
-    """How clients compute, in this process: one after the other, or all lanes side by side."""
+    """How clients compute: one after the other, all lanes side by side, or the faster of the two."""
     device: str = "auto"
     """A device as torch names it; auto is the first CUDA device, or the CPU where there is none."""
     participation: Participation = field(default_factory=Everyone)

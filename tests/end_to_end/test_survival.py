@@ -28,6 +28,7 @@ pytest.importorskip("click")
 pytest.importorskip("safetensors")
 
 from fmol.config import Config, read_config
+from fmol.engines import AutoEngine
 from fmol.runs import RunError, RunFolder, resume, start
 from fmol.runs.checkpoints import list_checkpoints, load_checkpoint
 from fmol.runs.training import StoppedError
@@ -514,6 +515,22 @@ def test_data_that_changed_since_the_start_are_refused(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(content))
     with pytest.raises(RunError, match="the problem is not what the run was started with"):
         resume(folder, flags={"rounds": "6"})
+
+
+@pytest.mark.parametrize("choice", ["sequential", "vectorized"])
+def test_a_resumed_run_keeps_the_engine_that_was_found_to_be_faster(
+    tmp_path: Path, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"sequential": (1.0, 2.0, 4), "vectorized": (2.0, 1.0, 4)}
+    other = "vectorized" if choice == "sequential" else "sequential"
+    monkeypatch.setattr(AutoEngine, "_time", lambda self, asks: times[choice])
+    stop_after(tmp_path / "run", 4, engine="auto")
+    monkeypatch.setattr(AutoEngine, "_time", lambda self, asks: times[other])
+    resume(tmp_path / "run")
+    start(config(engine=choice), tmp_path / "straight")
+    assert digest(tmp_path / "run") == digest(tmp_path / "straight")
+    known = json.loads((tmp_path / "run" / "environment.json").read_text(encoding="utf-8"))
+    assert known["engine"] == choice
 
 
 # ---- what changed since the start ------------------------------------------------------------

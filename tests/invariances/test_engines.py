@@ -26,7 +26,7 @@ from fmol import (
     fit,
     whole_set,
 )
-from fmol.engines import VectorizedEngine
+from fmol.engines import AutoEngine, VectorizedEngine
 from fmol.engines import lanes as lanes_module
 from fmol.engines.seam import Ask, Reply, Site
 from fmol.participation import Fraction, Number
@@ -461,3 +461,55 @@ def test_what_cannot_be_batched_is_computed_one_by_one_and_it_is_said(
 def test_lanes_in_flight_must_be_a_number_or_auto() -> None:
     with pytest.raises(ValueError, match="`lanes_in_flight` must be 'auto' or a whole number"):
         VectorizedEngine(federation(), lanes_in_flight=0)
+
+
+# ---- auto ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["sequential", "vectorized"])
+def test_auto_is_one_of_the_two_bit_for_bit_and_says_which(choice: Any) -> None:
+    problem = federation([("a", "b"), ("c",), ("b", "c")])
+    algorithm = FSMGDA(local_steps=3, batch_size=4)
+    told: list[str] = []
+
+    def engine(*arguments: Any, **named: Any) -> AutoEngine:
+        return AutoEngine(*arguments, choice=choice, decided=told.append, **named)
+
+    ours = fit(problem, algorithm, rounds=3, device="cpu", engine=engine)
+    same = fit(problem, algorithm, rounds=3, device="cpu", engine=choice)
+    assert torch.equal(flat(ours.model), flat(same.model))
+    assert told == []  # It was settled beforehand.
+    measured = fit(problem, algorithm, rounds=3, device="cpu", engine="auto")
+    note = measured.reports[0].notes[0]
+    assert note.startswith(("engine vectorized: a lane's step", "engine sequential: a lane's step"))
+    assert not any("engine" in note for note in measured.reports[1].notes)
+
+
+def test_auto_takes_the_faster_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, algorithm = federation(), FSMGDA(local_steps=3, batch_size=4)
+    for times, choice in (((1.0, 2.0, 4), "sequential"), ((2.0, 1.0, 4), "vectorized")):
+        monkeypatch.setattr(AutoEngine, "_time", lambda self, asks, times=times: times)
+        told: list[str] = []
+        fit(
+            problem,
+            algorithm,
+            rounds=2,
+            device="cpu",
+            engine=lambda *a, told=told, **k: AutoEngine(*a, decided=told.append, **k),
+        )
+        assert told == [choice]
+
+
+def test_auto_runs_what_cannot_be_batched_one_by_one() -> None:
+    problem = federation(model=Mixing().double())
+    result = fit(problem, FSMGDA(local_steps=2), rounds=2, device="cpu", engine="auto")
+    assert "engine sequential: what the model says of a sample" in result.reports[0].notes[0]
+
+
+def test_measuring_leaves_no_trace_in_the_results() -> None:
+    net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    problem, algorithm = federation(model=net), FSMGDA(local_steps=3, batch_size=4)
+    auto = fit(problem, algorithm, rounds=3, device="cpu", engine="auto")
+    chosen = "vectorized" if "engine vectorized" in auto.reports[0].notes[0] else "sequential"
+    plain = fit(problem, algorithm, rounds=3, device="cpu", engine=chosen)
+    assert torch.equal(flat(auto.model), flat(plain.model))

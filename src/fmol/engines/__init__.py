@@ -7,12 +7,14 @@ from typing import Literal, Protocol
 
 import torch
 
+from fmol.engines.auto import AutoEngine
 from fmol.engines.seam import Engine
 from fmol.engines.sequential import SequentialEngine
 from fmol.engines.vectorized import VectorizedEngine
 from fmol.federation import Federation
 
 __all__ = [
+    "AutoEngine",
     "EngineFactory",
     "EngineName",
     "SequentialEngine",
@@ -28,10 +30,11 @@ class EngineFactory(Protocol):
     def __call__(self, federation: Federation, *, seed: int, device: torch.device) -> Engine: ...
 
 
-EngineName = Literal["sequential", "vectorized"]
+EngineName = Literal["auto", "sequential", "vectorized"]
 """What an engine is called in files and flags."""
 
 BUILT_IN: dict[str, Callable[..., Engine]] = {
+    "auto": AutoEngine,
     "sequential": SequentialEngine,
     "vectorized": VectorizedEngine,
 }

@@ -142,7 +142,7 @@ class VectorizedEngine(SequentialEngine):
         for chunk in self._chunks(asks):
             begun = perf_counter()
             sites = {ask.client: self._site_of(ask) for ask in chunk}
-            jobs = [_Job(ask, lane, sites[ask.client]) for ask in chunk for lane in ask.lanes]
+            jobs = self._jobs(chunk, sites)
             replies, rows = self._compute(chunk, sites, jobs)
             seconds = (perf_counter() - begun) / len(chunk)
             for ask in chunk:
@@ -182,6 +182,16 @@ class VectorizedEngine(SequentialEngine):
             notes=tuple(dict.fromkeys(self._notes)),
         )
 
+    def _jobs(
+        self, chunk: Sequence[Ask], sites: Mapping[str, Site], local: LocalConfig | None = None
+    ) -> list[_Job]:
+        """The lanes of some asks, in their order; with `local` in place of what they are told."""
+        told = chunk if local is None else [replace(ask, local=local) for ask in chunk]
+        return [_Job(ask, lane, sites[ask.client]) for ask in told for lane in ask.lanes]
+
+    def _pool_for(self, sites: Mapping[str, Site]) -> Pool:
+        return self._everyone or _pool(sites)
+
     def _site_of(self, ask: Ask) -> Site:
         with said_where(ask):
             return self._site(ask.client)
@@ -190,7 +200,7 @@ class VectorizedEngine(SequentialEngine):
         self, chunk: Sequence[Ask], sites: Mapping[str, Site], jobs: Sequence[_Job]
     ) -> tuple[dict[str, Reply], _Rows]:
         """What every client of a chunk answers, and the rows that its updates are."""
-        pool = self._everyone or _pool(sites)
+        pool = self._pool_for(sites)
         scores, held_out = self._scores(chunk, sites, pool)
         rows = self._descend(jobs, pool)
         replies = {}

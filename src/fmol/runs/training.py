@@ -7,13 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fmol.config import Config, RunOptions, read_config, read_file
-from fmol.engines import resolve_device
+from fmol.engines import AutoEngine, EngineFactory, resolve_device
 from fmol.federation import Federation
 from fmol.files import write_whole
 from fmol.listeners import Listener
@@ -175,7 +176,7 @@ def train(
             algorithm,
             options.rounds,
             options.seed,
-            options.engine,
+            _engine(folder, options, environment),
             device,
             participation=options.participation,
             evaluate=options.evaluate,
@@ -355,11 +356,25 @@ def _note_environment(
     return known
 
 
+def _engine(
+    folder: RunFolder, options: RunOptions, environment: dict[str, Any]
+) -> str | EngineFactory:
+    """The engine; where it is chosen by measuring, the choice of the first stretch is kept."""
+    if options.engine != "auto":
+        return options.engine
+
+    def keep(choice: str) -> None:
+        environment["engine"] = choice
+        folder.write_json(folder.environment, environment)
+
+    return partial(AutoEngine, choice=environment.get("engine"), decided=keep)
+
+
 def _listeners(
     folder: RunFolder,
     options: RunOptions,
     config: Mapping[str, Any],
-    environment: Mapping[str, Any],
+    environment: dict[str, Any],
 ) -> list[Listener]:
     listeners: list[Listener] = []
     if options.tensorboard:
@@ -373,7 +388,8 @@ def _listeners(
         listener = MLflow(options.mlflow, run_name=folder.path.name, params=config, run_id=kept)
         listeners.append(listener)
         if kept is None:  # So that a resumed run goes on in the same curves.
-            folder.write_json(folder.environment, {**environment, "mlflow_run": listener.run_id})
+            environment["mlflow_run"] = listener.run_id
+            folder.write_json(folder.environment, environment)
     return listeners
 
 
