@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from fmol import FMGDA, FSMGDA, SMGD, Alone, FedAvg, fit
 from fmol.aggregate import gramian
-from fmol.engines import lanes
+from fmol.engines import VectorizedEngine, lanes
+from fmol.engines.graphs import StepGraph
 from fmol.rounds import Algorithm
+from fmol.schedules import Cosine
 from support import data, federation, flat, relative
 
 pytestmark = [
@@ -53,6 +57,50 @@ def test_lanes_side_by_side_on_the_device_give_the_cpus_numbers(
     gpu = fit(problem, algorithm, rounds=10, device="cuda", engine="vectorized")
     assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
     torch.testing.assert_close(gpu.losses, cpu.losses, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FSMGDA(local_steps=3, batch_size=4, local_lr=Cosine(0.2, rounds=10), local_momentum=0.5),
+        FSMGDA(local_epochs=2, batch_size=4, accumulate="mean", weight_decay=0.1, clip_norm=0.5),
+        FMGDA(local_steps=3, normalize="loss"),
+        FedAvg({"a": 0.5, "b": 0.1, "c": 2.0}, local_steps=3, batch_size=4),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_a_round_as_one_graph_gives_the_cpus_numbers(algorithm: Algorithm) -> None:
+    problem = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[12] * 4)
+    made: list[VectorizedEngine] = []
+
+    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
+        made.append(VectorizedEngine(*arguments, **named))
+        return made[-1]
+
+    cpu = fit(problem, algorithm, rounds=10, device="cpu")
+    gpu = fit(problem, algorithm, rounds=10, device="cuda", engine=engine)
+    assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
+    torch.testing.assert_close(gpu.losses, cpu.losses, rtol=1e-9, atol=1e-12)
+    assert [type(graph) for graph in made[0]._graphs.values()] == [StepGraph]
+    assert not any("no CUDA graph" in note for report in gpu.reports for note in report.notes)
+
+
+def test_a_chunk_that_does_not_fit_is_halved_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = VectorizedEngine._steps
+
+    def scarce(self: VectorizedEngine, jobs: Any, pool: Any) -> Any:
+        if len(jobs) > 2:
+            raise torch.OutOfMemoryError("pretended")
+        return real(self, jobs, pool)
+
+    monkeypatch.setattr(VectorizedEngine, "_steps", scarce)
+    problem, algorithm = federation(), FSMGDA(local_steps=3, batch_size=4)
+    gpu = fit(problem, algorithm, rounds=3, device="cuda", engine="vectorized")
+    cpu = fit(problem, algorithm, rounds=3, device="cpu")
+    assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
+    assert any("memory ran out" in note for note in gpu.reports[0].notes)
 
 
 def test_auto_takes_the_device_and_leaves_the_users_tensors_where_they_are() -> None:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from fmol import rng
-from fmol.engines.lanes import LaneSteps
 from fmol.engines.seam import Ask, Fold, Receipt, Transform, Work
 from fmol.engines.sequential import SequentialEngine
 from fmol.engines.vectorized import VectorizedEngine
@@ -102,8 +101,8 @@ class AutoEngine(VectorizedEngine):
         def apart() -> None:
             descend(replace(first, local=local), first.lanes[0], site)
 
-        def together() -> LaneSteps:
-            return self._steps(jobs, pool)
+        def together() -> None:
+            self._steps(jobs, pool)
 
         with rng.torch_stream(self.device, self.seed, "model", "probe"):
             return _best(apart) / 2, _best(together) / 2 / len(jobs), len(jobs)

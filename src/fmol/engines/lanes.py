@@ -206,12 +206,24 @@ class _LaneConv2d(torch.autograd.Function):
             (x.shape[3 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
             for i in (0, 1)
         ]
-        columns = functional.unfold(flat, kernel, dilation, padding, stride)
-        columns = columns.reshape(lanes, -1, *columns.shape[1:])
-        out = torch.matmul(w.reshape(lanes, 1, w.shape[1], -1), columns)
+        if dilation == (1, 1):
+            if padding != (0, 0):
+                x = functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+            # Windows as a view, and one copy of it: `functional.unfold` starts a kernel per image.
+            windows = x.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
+            columns = windows.permute(0, 1, 3, 4, 2, 5, 6)
+        else:
+            columns = functional.unfold(flat, kernel, dilation, padding, stride).mT
+        # A product per image, with its lane's weights: [O, C·k·k] by [C·k·k, P]. Their gradients are
+        # then short sums as well, where one product per lane would add up all images in one go.
+        images = x.shape[1]
+        columns = columns.reshape(lanes * images, size[0] * size[1], -1).mT
+        w = w.reshape(lanes, 1, w.shape[1], -1).expand(-1, images, -1, -1)
+        out = torch.bmm(w.reshape(lanes * images, *w.shape[2:]), columns)
+        out = out.reshape(lanes, images, -1, *size)
         if bias is not None:
-            out = out + _lead(bias, in_dims[2], lanes)[:, None, :, None]
-        return out.reshape(lanes, x.shape[1], w.shape[1], *size), 0
+            out = out + _lead(bias, in_dims[2], lanes)[:, None, :, None, None]
+        return out, 0
 
 
 def _lead(value: Tensor, dim: int | None, lanes: int) -> Tensor:
@@ -304,6 +316,7 @@ class LaneGradients:
         self._model, self._batched = model, batched
         self._uses: dict[Any, int] = {}
         self._replays: dict[Any, Callable[..., list[Tensor]] | None] = {}
+        self._constants: dict[Any, Tensor] = {}
         self.masked: set[str] = set()
         """Objectives whose loss marks which samples have a label."""
 
@@ -314,7 +327,8 @@ class LaneGradients:
         names = [pull.objective.name for pull in pulls]
         leaves, spec = tree_flatten((batch.inputs, batch.targets))
         batched = [self._batched(name) for name in names]  # Each is asked: it may note something.
-        if not all(batched) or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        # On a GPU whole rounds are recorded, as graphs.
+        if X.is_cuda or not all(batched) or not all(isinstance(leaf, Tensor) for leaf in leaves):
             return self._compute(X, pulls, batch)
         key = (
             X.shape,
@@ -366,19 +380,27 @@ class LaneGradients:
             if masks:
                 self.masked.add(pull.objective.name)
             if any(weight != 1.0 for weight in pull.weights):
-                means = means * means.new_tensor(pull.weights)
+                means = means * self._constant(pull.weights, means)
             # What has no label is left out, whatever its loss came to.
             parts.append((means if labelled is None else torch.where(labelled, means, 0)).sum())
             everyone = everyone or (labelled is None and len(pull.lanes) == len(X))
-            mark = torch.ones(len(pull.lanes), device=X.device) if labelled is None else labelled
-            seen.append((pull.lanes, mark))
+            seen.append((pull.lanes, labelled))
         (gradient,) = torch.autograd.grad(torch.stack(parts).sum(), X)
         if everyone or all(name not in self.masked for name in (p.objective.name for p in pulls)):
             return gradient, None
         found = torch.zeros(len(X), device=X.device)
         for lanes, mark in seen:
-            found = found.index_add(0, torch.tensor(lanes, device=X.device), mark.to(found))
+            index = self._constant(lanes, torch.empty(0, dtype=torch.int64, device=X.device))
+            own = torch.ones_like(index) if mark is None else mark
+            found = found.index_add(0, index, own.to(found))
         return gradient, found > 0
+
+    def _constant(self, values: tuple[float, ...], like: Tensor) -> Tensor:
+        """The numbers as a tensor on the device of `like`; brought there once."""
+        key = (values, like.dtype, like.device)
+        if key not in self._constants:
+            self._constants[key] = torch.tensor(values, dtype=like.dtype, device=like.device)
+        return self._constants[key]
 
     def _losses(self, pull: Pull, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor | None, bool]:
         if self._batched(pull.objective.name):
@@ -400,6 +422,8 @@ class LaneSteps:
     pulls: Sequence[Pull]
     local: LocalConfig
     start: Tensor
+    lr: Tensor | None = None
+    """The step size as a tensor, where it must be one; None is that of `local`."""
 
     def __post_init__(self) -> None:
         self.X = self.start.clone()
@@ -429,8 +453,12 @@ class LaneSteps:
             direction = torch.where(moves[:, None], direction, 0)
         self.delta += direction
         self.moved += 1 if moves is None else moves
-        if not last:
+        if last:
+            return
+        if self.lr is None:
             self.X.add_(direction, alpha=-local.lr)
+        else:
+            self.X.addcmul_(direction, self.lr, value=-1)
 
 
 def batch_dependent(model: FlatModel, inputs: Any) -> bool:

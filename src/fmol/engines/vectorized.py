@@ -10,11 +10,12 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fmol import rng
 from fmol.data import TensorSamples, tree_leaves
 from fmol.engines.checks import check_reply, client_records, message_bytes, reply_bytes
+from fmol.engines.graphs import StepGraph
 from fmol.engines.lanes import (
     Batch,
     LaneGradients,
@@ -50,6 +51,8 @@ logger = logging.getLogger("fmol")
 
 MOST_LANES = 4096
 """More at a time win nothing."""
+GRAPH_AT = 2
+"""The use of a round's shape at which it becomes a CUDA graph."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
 BROKEN = (RuntimeError, ValueError, TypeError, NotImplementedError, KeyError, IndexError)
@@ -117,6 +120,12 @@ class VectorizedEngine(SequentialEngine):
         self._everyone = _pool_of_all(federation, self.device, cache_bytes)
         self._notes: list[str] = []
         self._most = MOST_LANES
+        self._uses: dict[Any, int] = {}
+        self._graphs: dict[Any, StepGraph | None] = {}
+        self._draws = any(
+            isinstance(layer, nn.modules.dropout._DropoutNd | nn.RReLU)
+            for layer in self._model.module.modules()
+        )
 
     # ---- a round -----------------------------------------------------------------------------
 
@@ -371,7 +380,7 @@ class VectorizedEngine(SequentialEngine):
         start, size = 0, min(len(jobs), self._most)
         while start < len(jobs):
             try:
-                steps = self._steps(jobs[start : start + size], pool)
+                parts.append(self._steps(jobs[start : start + size], pool))
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -383,7 +392,6 @@ class VectorizedEngine(SequentialEngine):
                 logger.warning(note)
                 self._notes.append(note)
                 continue
-            parts.append((steps.delta, steps.moved))
             start += size
         if not parts:
             return _Rows(torch.empty(0), [], [], [])
@@ -395,27 +403,74 @@ class VectorizedEngine(SequentialEngine):
         table = torch.stack([moved.double(), finite.double(), squares]).tolist()
         return _Rows(deltas, [int(m) for m in table[0]], [f > 0 for f in table[1]], table[2])
 
-    def _steps(self, jobs: Sequence[_Job], pool: Pool) -> LaneSteps:
-        first = jobs[0].ask
+    def _steps(self, jobs: Sequence[_Job], pool: Pool) -> tuple[Tensor, Tensor]:
+        """Δ of every job `[L, d]`, and how many of its steps moved `[L]`."""
+        first, pulls = jobs[0].ask, _pulls([job.lane for job in jobs], jobs[0].site)
         local = first.local
         assert local is not None
-        plan = _plan(jobs, pool, self.seed, self.device)
+        schedule = _plan(jobs, pool, self.seed, self.device)
         starts = torch.stack([job.ask.x for job in jobs])
-        steps = LaneSteps(
-            self._gradients, _pulls([job.lane for job in jobs], jobs[0].site), local, starts
-        )
         self._model.module.train(local.training)
         name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
         try:
             with rng.torch_stream(self.device, self.seed, *name):
-                for k, (rows, sizes, active) in enumerate(plan):
-                    steps.step(pool.gather(rows, sizes), active, last=k + 1 == len(plan))
+                graph = self._graph(schedule, pulls, local, starts, pool)
+                if graph is not None:
+                    steps = graph(starts, torch.stack(schedule.rows), local.lr)
+                    # The graph's own tensors are written to again when it is replayed.
+                    delta, moved = steps.delta.clone(), steps.moved.clone()
+                else:
+                    steps = LaneSteps(self._gradients, pulls, local, starts)
+                    _walk(steps, schedule, schedule.rows, pool)
+                    delta, moved = steps.delta, steps.moved
         finally:
             self._model.module.train()
         if local.accumulate == "mean":
             counts = [step_count(local, len(job.site.samples)) for job in jobs]
-            steps.delta /= torch.tensor(counts, device=self.device)[:, None]
-        return steps
+            delta /= torch.tensor(counts, device=self.device)[:, None]
+        return delta, moved
+
+    def _graph(
+        self,
+        schedule: _Schedule,
+        pulls: Sequence[Pull],
+        local: LocalConfig,
+        starts: Tensor,
+        pool: Pool,
+    ) -> StepGraph | None:
+        """The steps as a CUDA graph; None where there is none, or it is not worth one yet."""
+        if self.device.type != "cuda" or pool is not self._everyone or not schedule.even:
+            return None
+        if self._draws or self._single_losses:
+            return None  # What draws, or looks at values, is not the same every time.
+        key = (
+            tuple(starts.shape),
+            len(schedule.rows),
+            tuple(schedule.rows[0].shape),
+            tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
+            replace(local, lr=0.0),
+        )
+        self._uses[key] = self._uses.get(key, 0) + 1
+        if self._uses[key] < GRAPH_AT or (key not in self._graphs and len(self._graphs) >= 8):
+            return None
+        if key not in self._graphs:
+
+            def body(start: Tensor, rows: Tensor, lr: Tensor) -> LaneSteps:
+                steps = LaneSteps(self._gradients, pulls, local, start, lr)
+                _walk(steps, schedule, list(rows), pool)
+                return steps
+
+            try:
+                stacked = torch.stack(schedule.rows)
+                self._graphs[key] = StepGraph(body, starts, stacked, local.lr)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self._graphs[key] = None
+                note = f"steps are started one by one: no CUDA graph ({_first_line(error)})"
+                logger.info(note)
+                self._notes.append(note)
+        return self._graphs[key]
 
     # ---- losses ------------------------------------------------------------------------------
 
@@ -496,44 +551,62 @@ def _pulls(lanes: Sequence[Lane], site: Site) -> list[Pull]:
     ]
 
 
-def _plan(
-    jobs: Sequence[_Job], pool: Pool, seed: int, device: torch.device
-) -> list[tuple[Tensor, tuple[int, ...], Tensor | None]]:
-    """For each step the rows of the pool `[L, B]`, how many of them count, and which lanes move."""
+@dataclass(frozen=True)
+class _Schedule:
+    """For each step of some lanes the rows of the pool `[L, B]`, how many count, and who moves."""
+
+    rows: list[Tensor]
+    sizes: list[tuple[int, ...]]
+    active: list[Tensor | None]
+
+    @property
+    def even(self) -> bool:
+        """Whether all lanes take all steps, with batches of one size."""
+        width = self.rows[0].shape[1]
+        return all(active is None for active in self.active) and all(
+            size == width for sizes in self.sizes for size in sizes
+        )
+
+
+def _plan(jobs: Sequence[_Job], pool: Pool, seed: int, device: torch.device) -> _Schedule:
     local, round = jobs[0].ask.local, jobs[0].ask.round
     assert local is not None
-    schedules: dict[str, list[Tensor]] = {}
-    for job in jobs:
-        client = job.ask.client
-        if client not in schedules:
-            n, offset = pool.sizes[client], pool.offsets[client]
-            order = batches(n, local, seed=seed, round=round, client=client)
-            every = torch.arange(offset, offset + n)
-            schedules[client] = [every if b is None else b + offset for b in order]
-    longest = max(len(schedule) for schedule in schedules.values())
-    plan = []
-    mine = [schedules[job.ask.client] for job in jobs]
-    tensors, widths, all_sizes, actives = [], [], [], []
-    for k in range(longest):
+    mine: dict[str, list[Tensor]] = {}
+    for client in dict.fromkeys(job.ask.client for job in jobs):
+        n, offset = pool.sizes[client], pool.offsets[client]
+        order = batches(n, local, seed=seed, round=round, client=client)
+        every = torch.arange(offset, offset + n)
+        mine[client] = [every if b is None else b + offset for b in order]
+    clients = list(mine)
+    lanes = torch.tensor([clients.index(job.ask.client) for job in jobs])
+    schedule = _Schedule([], [], [])
+    for k in range(max(len(steps) for steps in mine.values())):
         # A lane that is done goes on with its first batch, which moves nothing.
-        now = {c: s[k] if k < len(s) else s[0] for c, s in schedules.items()}
-        width = max(len(rows) for rows in now.values())
+        now = [steps[k] if k < len(steps) else steps[0] for steps in mine.values()]
+        width = max(len(rows) for rows in now)
         # Short batches are filled up with their own first sample, which does not count.
-        filled = {
-            c: rows if len(rows) == width else torch.cat([rows, rows[:1].expand(width - len(rows))])
-            for c, rows in now.items()
-        }
-        tensors.append(torch.stack([filled[job.ask.client] for job in jobs]))
-        widths.append(width)
-        all_sizes.append(tuple(len(now[job.ask.client]) for job in jobs))
-        active = [k < len(schedule) for schedule in mine]
-        actives.append(None if all(active) else torch.tensor(active, device=device))
-    if len(set(widths)) == 1:
-        moved = torch.stack(tensors).to(device)  # One transfer for all steps.
-        tensors = list(moved)
-    for rows, sizes, active_rows in zip(tensors, all_sizes, actives, strict=True):
-        plan.append((rows.to(device), sizes, active_rows))
-    return plan
+        filled = [
+            rows if len(rows) == width else torch.cat([rows, rows[:1].expand(width - len(rows))])
+            for rows in now
+        ]
+        schedule.rows.append(torch.stack(filled)[lanes])
+        schedule.sizes.append(tuple(len(now[c]) for c in lanes.tolist()))
+        active = [k < len(steps) for steps in mine.values()]
+        moving = None if all(active) else torch.tensor(active)[lanes].to(device)
+        schedule.active.append(moving)
+    if len({rows.shape for rows in schedule.rows}) == 1:  # One transfer for all steps.
+        schedule.rows[:] = torch.stack(schedule.rows).to(device).unbind()
+    else:
+        schedule.rows[:] = [rows.to(device) for rows in schedule.rows]
+    return schedule
+
+
+def _walk(steps: LaneSteps, schedule: _Schedule, rows: Sequence[Tensor], pool: Pool) -> None:
+    """Takes all steps of a schedule, on the batches at `rows`."""
+    for k, (mine, sizes, active) in enumerate(
+        zip(rows, schedule.sizes, schedule.active, strict=True)
+    ):
+        steps.step(pool.gather(mine, sizes), active, last=k + 1 == len(schedule.sizes))
 
 
 def _fold(
