@@ -31,6 +31,7 @@ from fmol.config import Config, read_config
 from fmol.engines import AutoEngine
 from fmol.runs import RunError, RunFolder, resume, start
 from fmol.runs.checkpoints import list_checkpoints, load_checkpoint
+from fmol.runs.metrics_log import MetricsLog
 from fmol.runs.training import StoppedError
 
 ROUNDS = 12
@@ -249,6 +250,61 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(tmp_path: Path, strai
 def _has_rounds(folder: Path, rounds: int) -> bool:
     path = folder / "metrics.jsonl"
     return path.exists() and path.read_bytes().count(b"\n") >= rounds
+
+
+def test_an_interrupt_between_any_two_lines_of_bookkeeping_leaves_a_true_checkpoint(
+    tmp_path: Path, straight: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C right after the state of a round was taken, before the rest is noted."""
+    real: Callable[[MetricsLog], str] = vars(MetricsLog)["sha256"].fget
+    calls = {"n": 0}
+
+    def sha256(self: MetricsLog) -> str:
+        calls["n"] += 1
+        if calls["n"] == 6:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(MetricsLog, "sha256", property(sha256))
+    with pytest.raises(StoppedError):
+        start(config(checkpoint_every="100"), tmp_path / "run")
+    monkeypatch.undo()
+    resume(tmp_path / "run")
+    assert_same(tmp_path / "run", straight)
+
+
+def test_two_processes_do_not_write_into_one_folder(stopped: Path, straight: Path) -> None:
+    lock = RunFolder(stopped).take_lock()
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    done = subprocess.run(
+        command("resume", str(stopped)), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "is being written to by another process" in done.stderr
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+    with lock:
+        pass
+    resume(stopped)
+    assert_same(stopped, straight)
+
+
+def test_going_on_with_more_rounds_takes_away_the_earlier_end(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    start(config(rounds="4"), folder)
+    assert (folder / "summary.json").is_file()
+
+    def watch(*_: object) -> list[Callable[..., None]]:
+        def interrupt(report: object, snapshot: object) -> None:
+            raise KeyboardInterrupt
+
+        return [interrupt]
+
+    with pytest.raises(StoppedError):
+        resume(folder, flags={"rounds": "8"}, watch=watch)
+    assert not (folder / "summary.json").exists()
+    assert not (folder / "model.safetensors").exists()
+    resume(folder)
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["rounds"] == 8
 
 
 # ---- damaged files ---------------------------------------------------------------------------

@@ -463,6 +463,65 @@ def test_lanes_in_flight_must_be_a_number_or_auto() -> None:
         VectorizedEngine(federation(), lanes_in_flight=0)
 
 
+def test_clients_whose_data_are_not_alike_are_computed_one_by_one_and_it_is_said() -> None:
+    problem = federation()
+    clients = [problem.client(id) for id in problem.population.ids()]
+    clients[1] = replace(clients[1], data=Rows(7, 1))
+    mixed = Federation(problem.model, problem.objectives, clients)
+    for engine in ("vectorized", "auto"):
+        one, other = both(mixed, FSMGDA(local_steps=2, batch_size=4), rounds=3, engine=engine)
+        assert_same(one, other)
+        assert "one by one" in " ".join(other.reports[0].notes) or engine == "auto"
+
+
+def test_held_out_data_that_are_not_alike_are_evaluated_all_the_same() -> None:
+    problem = federation()
+    clients = [problem.client(id) for id in problem.population.ids()]
+    clients[0] = replace(clients[0], held_out=data(5, seed=50))
+    clients[1] = replace(clients[1], held_out=Rows(4, 51))
+    one, other = both(
+        Federation(problem.model, problem.objectives, clients),
+        FSMGDA(local_steps=2, batch_size=4),
+        rounds=3,
+    )
+    assert_same(one, other)
+    assert one.final.held_out
+    assert other.final.held_out.keys() == one.final.held_out.keys()
+    assert any("client by client" in note for note in other.reports[0].notes)
+
+
+def test_a_loss_that_changes_between_rounds_is_noticed_although_steps_are_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes_module, "RECORD_AT", 2)
+    scale = {"v": 1.0}
+
+    def annealed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return scale["v"] * (outputs[:, 0] - targets[:, 0]) ** 2
+
+    problem = made(nn.Linear(5, 2), floats(5), (annealed, squared_error(1)), (8, 8, 8))
+
+    def change(report: Any, snapshot: Any) -> None:
+        scale["v"] = 0.1 if report.round >= 4 else 1.0
+
+    results = []
+    for engine in ("sequential", "vectorized"):
+        scale["v"] = 1.0
+        results.append(
+            fit(
+                problem,
+                FSMGDA(local_steps=3, batch_size=4),
+                rounds=8,
+                device="cpu",
+                engine=engine,
+                callbacks=[change],
+            )
+        )
+    assert_same(*results)
+    notes = [note for report in results[1].reports for note in report.notes]
+    assert any("depends on more than tensors" in note for note in notes)
+
+
 # ---- auto ------------------------------------------------------------------------------------
 
 

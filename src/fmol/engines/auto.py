@@ -97,6 +97,8 @@ class AutoEngine(VectorizedEngine):
         sites = {ask.client: self._site(ask.client) for ask in chunk}
         jobs = self._jobs(chunk, sites, local)[: self._most]
         pool = self._pool_for(sites)
+        if pool is None:
+            return 0.0, float("inf"), len(jobs)  # Such clients are computed one by one anyway.
 
         def apart() -> None:
             descend(replace(first, local=local), first.lanes[0], site)

@@ -34,6 +34,8 @@ class StepGraph:
             for _ in range(WARM_UP):
                 body(self._start, self._rows, self._lr)
         torch.cuda.current_stream(start.device).wait_stream(aside)
+        self.calls = 0
+        """How often it was replayed."""
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._steps = body(self._start, self._rows, self._lr)
@@ -44,4 +46,5 @@ class StepGraph:
         self._rows.copy_(rows)
         self._lr.fill_(lr)
         self._graph.replay()
+        self.calls += 1
         return self._steps

@@ -29,6 +29,7 @@ from fmol.layout import FlatModel
 from fmol.objectives import Objective
 
 __all__ = [
+    "DEPENDS",
     "Batch",
     "LaneGradients",
     "LaneModel",
@@ -37,12 +38,14 @@ __all__ = [
     "Pull",
     "batch_dependent",
     "pull_losses",
+    "same_gradients",
 ]
 
 logger = logging.getLogger("fmol")
 
 RECORD_AT = 40
 """The use of a step's shape at which it is recorded: that costs as much as some dozen steps."""
+DEPENDS = "steps are computed anew each time: a loss or the model depends on more than tensors"
 MOST_RECORDED = 32
 """Shapes that are recorded; where cohorts are ever new ones, later shapes are computed as they come."""
 
@@ -84,6 +87,14 @@ class LaneModel:
             for name, value in [*self._module.named_parameters(), *self._module.named_buffers()]
             if name not in trainable
         }
+
+    @property
+    def draws(self) -> bool:
+        """Whether the module draws at random in the mode it is in."""
+        return self.training and any(
+            isinstance(layer, nn.modules.dropout._DropoutNd | nn.RReLU)
+            for layer in self._module.modules()
+        )
 
     @property
     def training(self) -> bool:
@@ -312,8 +323,14 @@ class LaneGradients:
     Python's share of a step is most of it for small models.
     """
 
-    def __init__(self, model: LaneModel, batched: Callable[[str], bool]) -> None:
-        self._model, self._batched = model, batched
+    def __init__(
+        self,
+        model: LaneModel,
+        batched: Callable[[str], bool],
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._model, self._batched, self._note = model, batched, note
+        self._checked: set[Any] = set()
         self._uses: dict[Any, int] = {}
         self._replays: dict[Any, Callable[..., list[Tensor]] | None] = {}
         self._constants: dict[Any, Tensor] = {}
@@ -348,7 +365,18 @@ class LaneGradients:
             return self._compute(X, pulls, batch)
         own = () if batch.own is None else (batch.own,)
         results = replay(X, *leaves, *own)
+        if key not in self._checked and not self._model.draws:
+            self._checked.add(key)
+            fresh = self._compute(X, pulls, batch)
+            if not same_gradients(results[0], fresh[0]):
+                self._replays[key] = None
+                self._note(DEPENDS)
+                return fresh
         return results[0], results[1] if len(results) > 1 else None
+
+    def begin_round(self) -> None:
+        """Lets the first replay of each shape be checked: what a loss reads may have changed."""
+        self._checked.clear()
 
     def _record(
         self, X: Tensor, pulls: Sequence[Pull], batch: Batch, leaves: list[Any], spec: TreeSpec
@@ -479,6 +507,11 @@ def batch_dependent(model: FlatModel, inputs: Any) -> bool:
         a.shape[:1] != (half,) or b.shape[:1] != (size,) or not _close(a, b[:half])
         for a, b in zip(alone, together, strict=True)
     ) or any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.module.modules())
+
+
+def same_gradients(a: Tensor, b: Tensor) -> bool:
+    """Whether two gradients are the same but for rounding, where both are numbers."""
+    return bool(((a - b).norm() <= 1e-3 * b.norm()) | (a.isnan().any() & b.isnan().any()))
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

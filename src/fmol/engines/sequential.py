@@ -6,8 +6,9 @@ Simple enough to be read as the definition of what every other engine must compu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +24,7 @@ from fmol.engines.seam import (
     Fold,
     Receipt,
     Refusal,
+    Reply,
     Site,
     Transform,
     Work,
@@ -69,11 +71,22 @@ class SequentialEngine:
         transforms: Sequence[Transform] = (),
     ) -> tuple[Any, Receipt]:
         started = perf_counter()
+        tally = Tally()
+        self._one_by_one(sorted(asks, key=lambda ask: ask.client), fold, work, transforms, tally)
+        result = None if fold is None else fold.result()
+        return result, tally.receipt(perf_counter() - started)
+
+    def _one_by_one(
+        self,
+        asks: Sequence[Ask],
+        fold: Fold | None,
+        work: Work | None,
+        transforms: Sequence[Transform],
+        tally: Tally,
+    ) -> None:
+        """Carries out the asks in their order, and adds up what happened."""
         work = work or local_work
-        records: list[ClientRecord] = []
-        refused: list[Refusal] = []
-        up = down = 0
-        for ask in sorted(asks, key=lambda ask: ask.client):
+        for ask in asks:
             with said_where(ask):
                 site = self._site(ask.client)
                 reply = work(ask, site)
@@ -90,17 +103,7 @@ class SequentialEngine:
                 self._pending[client.id] = dict(site.state)
             if fold is not None:
                 fold.add(reply, ask)
-            records += client_records(reply, bytes_up=bytes_up, bytes_down=bytes_down)
-            refused += refusals
-            up, down = up + bytes_up, down + bytes_down
-        result = None if fold is None else fold.result()
-        return result, Receipt(
-            clients=tuple(records),
-            refused=tuple(refused),
-            bytes_up=up,
-            bytes_down=down,
-            seconds=perf_counter() - started,
-        )
+            tally.add(reply, refusals, bytes_up, bytes_down)
 
     def _site(self, id: str) -> Site:
         data = self._data.get(id)
@@ -139,6 +142,40 @@ class SequentialEngine:
 
     def close(self) -> None:
         self._data.clear()
+
+
+@dataclass
+class Tally:
+    """What happened so far while some asks were carried out."""
+
+    records: list[ClientRecord] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    up: int = 0
+    down: int = 0
+
+    def add(
+        self,
+        reply: Reply,
+        refusals: Sequence[Refusal],
+        up: int,
+        down: int,
+        norms: Mapping[str, float] | None = None,
+    ) -> None:
+        """Counts one client's checked reply in; `norms` are its updates' lengths, if known."""
+        self.records += client_records(reply, bytes_up=up, bytes_down=down, norms=norms)
+        self.refused += refusals
+        self.up, self.down = self.up + up, self.down + down
+
+    def receipt(self, seconds: float) -> Receipt:
+        return Receipt(
+            clients=tuple(self.records),
+            refused=tuple(self.refused),
+            bytes_up=self.up,
+            bytes_down=self.down,
+            seconds=seconds,
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
 
 
 @contextmanager

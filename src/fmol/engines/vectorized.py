@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
@@ -13,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fmol import rng
-from fmol.data import TensorSamples, tree_leaves
-from fmol.engines.checks import check_reply, client_records, message_bytes, reply_bytes
+from fmol.data import Samples, TensorSamples, as_samples, is_lazy, tree_leaves, tree_map
+from fmol.engines.checks import check_reply, message_bytes, reply_bytes
 from fmol.engines.graphs import StepGraph
 from fmol.engines.lanes import (
+    DEPENDS,
     Batch,
     LaneGradients,
     LaneModel,
@@ -24,26 +27,26 @@ from fmol.engines.lanes import (
     Pull,
     batch_dependent,
     pull_losses,
+    same_gradients,
 )
 from fmol.engines.pool import Pool, make_pool
 from fmol.engines.scores import Scores, score_clients
 from fmol.engines.seam import (
     Ask,
-    ClientRecord,
     Fold,
     Lane,
     LocalConfig,
     Receipt,
-    Refusal,
     Reply,
     Site,
     Transform,
     Work,
 )
-from fmol.engines.sequential import SequentialEngine, said_where
-from fmol.evaluation import EVALUATION_BATCH
+from fmol.engines.sequential import SequentialEngine, Tally, said_where
+from fmol.evaluation import EVALUATION_BATCH, evaluate
 from fmol.federation import ClientList, Federation
 from fmol.local import batches, count_labels, local_work, mixture_loss, step_count
+from fmol.objectives import Objective
 
 __all__ = ["VectorizedEngine"]
 
@@ -109,7 +112,7 @@ class VectorizedEngine(SequentialEngine):
                 f"`lanes_in_flight` must be 'auto' or a whole number of at least 1, got "
                 f"{lanes_in_flight!r}."
             )
-        self._gradients = LaneGradients(LaneModel(self._model), self._loss_is_batched)
+        self._gradients = LaneGradients(LaneModel(self._model), self._loss_is_batched, self._say)
         self._lanes_in_flight = lanes_in_flight
         self._limits: dict[tuple[int, ...], int] = {}
         """Shape of a step → how many lanes of it fit into memory."""
@@ -138,58 +141,67 @@ class VectorizedEngine(SequentialEngine):
         transforms: Sequence[Transform] = (),
     ) -> tuple[Any, Receipt]:
         started = perf_counter()
-        self._notes = []
+        tally = Tally()
+        self._notes = tally.notes
+        self._gradients.begin_round()
         asks = sorted(asks, key=lambda ask: ask.client)
         reason = self._why_not(asks, work)
         if reason is not None:
-            result, receipt = super().map(asks, fold, work=work, transforms=transforms)
-            note = f"clients were computed one by one: {reason}"
-            return result, replace(receipt, notes=(*receipt.notes, note))
-        records: list[ClientRecord] = []
-        refused: list[Refusal] = []
-        up = down = 0
-        for chunk in self._chunks(asks):
+            tally.notes.append(f"clients were computed one by one: {reason}")
+            self._one_by_one(asks, fold, work, transforms, tally)
+        for chunk in self._chunks(asks) if reason is None else ():
             begun = perf_counter()
             sites = {ask.client: self._site_of(ask) for ask in chunk}
+            pool = self._pool_for(sites)
+            if pool is None:
+                tally.notes.append("clients whose data are not alike were computed one by one")
+                self._one_by_one(chunk, fold, work, transforms, tally)
+                continue
             jobs = self._jobs(chunk, sites)
-            replies, rows = self._compute(chunk, sites, jobs)
+            replies, rows = self._compute(chunk, sites, jobs, pool)
             seconds = (perf_counter() - begun) / len(chunk)
             for ask in chunk:
-                site, reply = sites[ask.client], replace(replies[ask.client], seconds=seconds)
-                with said_where(ask):
-                    for transform in transforms:
-                        reply = transform.client(reply, ask, site)
-                    bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
-                    for transform in reversed(transforms):
-                        reply = transform.server(reply, ask)
+                reply = replace(replies[ask.client], seconds=seconds)
                 mine = {job.lane.slot: i for i, job in enumerate(jobs) if job.ask is ask}
-                known = () if transforms else [s for s, i in mine.items() if rows.finite[i]]
-                layout, limit = self.federation.layout, len(site.samples)
-                reply, refusals = check_reply(reply, ask, site.client, layout, limit, known)
-                if refusals:  # What is refused leaves no trace at the client either.
-                    self._pending.pop(ask.client, None)
-                else:
-                    self._pending[ask.client] = dict(site.state)
-                norms = None
-                if not transforms:
-                    norms = {slot: math.sqrt(rows.squares[mine[slot]]) for slot in reply.deltas}
-                records += client_records(
-                    reply, bytes_up=bytes_up, bytes_down=bytes_down, norms=norms
-                )
-                refused += refusals
-                up, down = up + bytes_up, down + bytes_down
-                replies[ask.client] = reply
+                site = sites[ask.client]
+                replies[ask.client] = self._let_in(reply, ask, site, mine, rows, transforms, tally)
             if fold is not None:
                 _fold(fold, chunk, jobs, rows, replies, one_by_one=bool(transforms))
         result = None if fold is None else fold.result()
-        return result, Receipt(
-            clients=tuple(records),
-            refused=tuple(refused),
-            bytes_up=up,
-            bytes_down=down,
-            seconds=perf_counter() - started,
-            notes=tuple(dict.fromkeys(self._notes)),
-        )
+        return result, tally.receipt(perf_counter() - started)
+
+    def _say(self, note: str) -> None:
+        self._notes.append(note)
+
+    def _let_in(
+        self,
+        reply: Reply,
+        ask: Ask,
+        site: Site,
+        mine: Mapping[str, int],
+        rows: _Rows,
+        transforms: Sequence[Transform],
+        tally: Tally,
+    ) -> Reply:
+        """A client's reply after its way to the server and the checks there; `mine` are its rows."""
+        with said_where(ask):
+            for transform in transforms:
+                reply = transform.client(reply, ask, site)
+            bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
+            for transform in reversed(transforms):
+                reply = transform.server(reply, ask)
+        finite = () if transforms else [slot for slot, i in mine.items() if rows.finite[i]]
+        layout, limit = self.federation.layout, len(site.samples)
+        reply, refusals = check_reply(reply, ask, site.client, layout, limit, finite)
+        if refusals:  # What is refused leaves no trace at the client either.
+            self._pending.pop(ask.client, None)
+        else:
+            self._pending[ask.client] = dict(site.state)
+        norms = None
+        if not transforms:
+            norms = {slot: math.sqrt(rows.squares[mine[slot]]) for slot in reply.deltas}
+        tally.add(reply, refusals, bytes_up, bytes_down, norms)
+        return reply
 
     def _jobs(
         self, chunk: Sequence[Ask], sites: Mapping[str, Site], local: LocalConfig | None = None
@@ -198,18 +210,20 @@ class VectorizedEngine(SequentialEngine):
         told = chunk if local is None else [replace(ask, local=local) for ask in chunk]
         return [_Job(ask, lane, sites[ask.client]) for ask in told for lane in ask.lanes]
 
-    def _pool_for(self, sites: Mapping[str, Site]) -> Pool:
-        return self._everyone or _pool(sites)
+    def _pool_for(self, sites: Mapping[str, Site]) -> Pool | None:
+        """The clients' samples in one place; None where they are not tensors of one kind."""
+        if self._everyone is not None:
+            return self._everyone
+        return make_pool(list(sites), [site.samples for site in sites.values()])
 
     def _site_of(self, ask: Ask) -> Site:
         with said_where(ask):
             return self._site(ask.client)
 
     def _compute(
-        self, chunk: Sequence[Ask], sites: Mapping[str, Site], jobs: Sequence[_Job]
+        self, chunk: Sequence[Ask], sites: Mapping[str, Site], jobs: Sequence[_Job], pool: Pool
     ) -> tuple[dict[str, Reply], _Rows]:
         """What every client of a chunk answers, and the rows that its updates are."""
-        pool = self._pool_for(sites)
         scores, held_out = self._scores(chunk, sites, pool)
         rows = self._descend(jobs, pool)
         replies = {}
@@ -415,14 +429,21 @@ class VectorizedEngine(SequentialEngine):
         try:
             with rng.torch_stream(self.device, self.seed, *name):
                 graph = self._graph(schedule, pulls, local, starts, pool)
-                if graph is not None:
-                    steps = graph(starts, torch.stack(schedule.rows), local.lr)
-                    # The graph's own tensors are written to again when it is replayed.
-                    delta, moved = steps.delta.clone(), steps.moved.clone()
-                else:
+                if graph is None:
                     steps = LaneSteps(self._gradients, pulls, local, starts)
                     _walk(steps, schedule, schedule.rows, pool)
                     delta, moved = steps.delta, steps.moved
+                else:
+                    replayed = graph(starts, torch.stack(schedule.rows), local.lr)
+                    # The graph's own tensors are written to again when it is replayed.
+                    delta, moved = replayed.delta.clone(), replayed.moved.clone()
+                    if graph.calls & (graph.calls - 1) == 0:  # Ever more seldom.
+                        steps = LaneSteps(self._gradients, pulls, local, starts)
+                        _walk(steps, schedule, schedule.rows, pool)
+                        if not same_gradients(delta, steps.delta):
+                            self._graphs = dict.fromkeys(self._graphs)
+                            self._say(DEPENDS)
+                            delta, moved = steps.delta, steps.moved
         finally:
             self._model.module.train()
         if local.accumulate == "mean":
@@ -493,26 +514,37 @@ class VectorizedEngine(SequentialEngine):
             scores = score_clients(self._model, pool, wanted, batch_size=size, metrics=False)
             for client, row in scores.items():
                 sites[client].counts.update({n: s["loss"].samples for n, s in row.items()})
-            held_out: Scores = {}
-            own = {
-                ask.client: sites[ask.client].held_out
-                for ask in asked
-                if ask.held_out and sites[ask.client].held_out is not None
-            }
-            if own:
-                apart = make_pool(list(own), [samples for samples in own.values() if samples])
-                if apart is not None:
-                    mine = {client: wanted[client] for client in own}
-                    held_out = score_clients(
-                        self._model, apart, mine, batch_size=size, metrics=True
-                    )
+            held_out = self._held_out(asked, sites, wanted, size)
         return scores, held_out
+
+    def _held_out(
+        self,
+        asked: Sequence[Ask],
+        sites: Mapping[str, Site],
+        wanted: Mapping[str, Sequence[Objective]],
+        size: int,
+    ) -> Scores:
+        """Losses and metrics at `x` on the clients' own held-out data, where they have any."""
+        own: dict[str, Samples] = {}
+        for ask in asked:
+            samples = sites[ask.client].held_out
+            if ask.held_out and samples is not None:
+                own[ask.client] = samples
+        if not own:
+            return {}
+        pool = make_pool(list(own), list(own.values()))
+        if pool is not None:
+            mine = {client: wanted[client] for client in own}
+            return score_clients(self._model, pool, mine, batch_size=size, metrics=True)
+        self._notes.append("held-out data that are not alike were evaluated client by client")
+        return {
+            client: evaluate(self._model, samples, wanted[client], batch_size=size, metrics=True)
+            for client, samples in own.items()
+        }
 
 
 def _pool_of_all(federation: Federation, device: torch.device, most: int) -> Pool | None:
     """All clients' training data on the device, where they are tensors at hand and not too large."""
-    from fmol.data import as_samples, is_lazy
-
     if not isinstance(federation.population, ClientList):
         return None
     parts, total = {}, 0
@@ -527,16 +559,6 @@ def _pool_of_all(federation: Federation, device: torch.device, most: int) -> Poo
         parts[id] = samples
     pool = make_pool(list(parts), list(parts.values()))
     return None if pool is None else pool.to(device)
-
-
-def _pool(sites: Mapping[str, Site]) -> Pool:
-    pool = make_pool(list(sites), [site.samples for site in sites.values()])
-    if pool is None:
-        raise ValueError(
-            "the clients' data differ in shape or type, so that they cannot be batched. Use "
-            '`engine="sequential"`.'
-        )
-    return pool
 
 
 def _pulls(lanes: Sequence[Lane], site: Site) -> list[Pull]:
@@ -648,20 +670,27 @@ def _free_memory(device: torch.device) -> float:
 
 
 def _available_memory() -> float:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
-            for line in file:
-                if line.startswith("MemAvailable"):
-                    return 1024.0 * int(line.split()[1])
-    except OSError:
-        pass
-    return 4.0 * 2**30
+    """What is free on this machine, and within the limits that a container sets it."""
+    found = [4.0 * 2**30]
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable"))
+        found = [1024.0 * int(line.split()[1])]
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # No limit is written as `max`.
+            most, now = (int(Path(file).read_text(encoding="ascii")) for file in (limit, used))
+            found.append(float(max(most - now, 0)))
+    return min(found)
 
 
 def _repeat(tree: Any, times: int = 2) -> Any:
     """Every tensor of a nest `[B, …]` as `[times, B, …]`."""
-    from fmol.data import tree_map
-
     return tree_map(lambda leaf: leaf.expand(times, *leaf.shape), tree)
 
 

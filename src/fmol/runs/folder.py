@@ -22,6 +22,11 @@ from fmol.runs.checkpoints import (
 )
 from fmol.runs.metrics_log import holds, read_metrics
 
+try:
+    import fcntl
+except ImportError:  # Not on Windows: there nothing keeps two processes apart.
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = ["RunError", "RunFolder", "find_runs", "new_folder"]
 
 
@@ -49,6 +54,7 @@ class RunFolder:
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
         self.events = self.path / "tensorboard"
+        self.lock = self.path / ".lock"
 
     @classmethod
     def create(cls, path: str | Path) -> RunFolder:
@@ -56,7 +62,7 @@ class RunFolder:
         folder = cls(path)
         files = [file for file in folder.path.rglob("*") if file.is_file()]
         # What a run left that was killed while its folder was being made is nobody's.
-        if any(not is_leftover(file) for file in files):
+        if any(not is_leftover(file) and file != folder.lock for file in files):
             again = f"`fmol resume {path}`" if folder.config.exists() else "another folder"
             raise RunError(
                 f"`{path}` is not empty, and a run overwrites nothing. Name a new folder with "
@@ -78,6 +84,29 @@ class RunFolder:
             )
         return folder
 
+    def take_lock(self) -> contextlib.AbstractContextManager[object]:
+        """Keeps other processes from writing into the folder until what it gives is closed.
+
+        A process that is killed lets go of it.
+        """
+        if fcntl is None:
+            return contextlib.nullcontext()
+        file = self.lock.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise RunError(
+                f"`{self.path}` is being written to by another process. Wait until it is done, or "
+                "stop it."
+            ) from error
+        return file
+
+    def remove_end(self) -> None:
+        """Takes away what is written at the end of a run."""
+        for file in (self.summary, self.model, self.report):
+            file.unlink(missing_ok=True)
+
     def remove_leftovers(self) -> None:
         """Takes away what a run left that was killed while it wrote a file."""
         for place in (self.path, self.checkpoints):
@@ -92,7 +121,7 @@ class RunFolder:
             self.metrics.exists() and self.metrics.stat().st_size > 0
         ):
             return
-        for file in (self.config, self.environment, self.federation, self.metrics):
+        for file in (self.config, self.environment, self.federation, self.metrics, self.lock):
             file.unlink(missing_ok=True)
         for place in (self.checkpoints, self.path):
             with contextlib.suppress(OSError):  # What somebody else put there stays.
@@ -149,8 +178,8 @@ class RunFolder:
             reports, final, stopped = read_metrics(self.metrics)
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"`{self.metrics}` cannot be read: {error}. Resume the run: `fmol resume "
-                f"{self.path}` goes back to the last good checkpoint."
+                f"`{self.metrics}` cannot be read: {error}. If only its end is damaged, `fmol resume "
+                f"{self.path}` goes back to the last checkpoint before that."
             ) from error
         if not self.federation.is_file():
             raise RunError(f"`{self.path}` has no `{self.federation.name}`. Resume the run.")

@@ -23,12 +23,18 @@ FREE = frozenset(
 """Run options that may change: they decide how long a run goes on and what is written, and the
 device is compared as it was really used."""
 MOST_BYTES = 2**29
-"""How much of the clients' data is looked at; beyond, their number and labels alone."""
+"""How much of the data is looked at as a whole."""
+MOST_OF_LARGE = 2**16
+"""Beyond that, how many values at either end of a tensor."""
 
 
 def fingerprint(federation: Federation, x: Tensor) -> str:
-    """A sha256 of the model, its start, the objectives, who holds what, and the data as far as they
-    are tensors in memory (the first 512 MiB of them)."""
+    """A sha256 of the model, its start, the objectives' names and targets, who holds what, and the
+    data, held-out ones too, as far as they are tensors in memory.
+
+    Beyond 512 MiB only the beginning and end of each tensor count. What losses compute, and data
+    that come when they are needed, are not looked at.
+    """
     digest = hashlib.sha256()
     layout = federation.layout
     about = [portray(federation).to_json(), list(layout.names), [list(s) for s in layout.shapes]]
@@ -37,18 +43,18 @@ def fingerprint(federation: Federation, x: Tensor) -> str:
     left = MOST_BYTES
     for tensor in _tensors(federation):
         left -= tensor.numel() * tensor.element_size()
-        if left < 0:
-            break
-        digest.update(_bytes(tensor))
+        flat = tensor.reshape(-1)
+        for part in [flat] if left >= 0 else [flat[:MOST_OF_LARGE], flat[-MOST_OF_LARGE:]]:
+            digest.update(_bytes(part))
     return digest.hexdigest()
 
 
 def _tensors(federation: Federation) -> Iterator[Tensor]:
     if not isinstance(federation.population, ClientList):
         return
-    for id in federation.population.ids():
-        data = federation.client(id).data
-        samples = None if is_lazy(data) else as_samples(data, "data")
+    clients = [federation.client(id) for id in federation.population.ids()]
+    for data in [*(d for c in clients for d in (c.data, c.held_out)), federation.held_out]:
+        samples = None if data is None or is_lazy(data) else as_samples(data, "data")
         if isinstance(samples, TensorSamples):
             yield from samples.leaves
 
@@ -80,7 +86,10 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], at: str = ""
             continue
         old, new = before.get(key), now.get(key)
         if not at and isinstance(old, Mapping) and isinstance(new, Mapping):
-            changes += changed_keys(old, new, f"[{key}] ")
+            if old.get("name") != new.get("name"):  # Then its options differ as a matter of course.
+                changes.append(f"`{key}` was {old.get('name')} and is {new.get('name')}")
+            else:
+                changes += changed_keys(old, new, f"[{key}] ")
         elif old != new:
             changes.append(f"{at}`{key}` was {old!r} and is {new!r}")
     return changes

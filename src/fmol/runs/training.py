@@ -69,21 +69,23 @@ def start(
     with writing(folder):
         folder = RunFolder.create(out)
         write_whole(folder.config, config.to_toml())
+        lock = folder.take_lock()
     try:
-        return train(
-            folder,
-            federation,
-            config.algorithm_options,
-            config.run,
-            config=config.tables,
-            command=command,
-            notes=config.notes,
-            watch=watch,
-            say=say,
-        )
+        with lock:
+            return train(
+                folder,
+                federation,
+                config.algorithm_options,
+                config.run,
+                config=config.tables,
+                command=command,
+                notes=config.notes,
+                watch=watch,
+                say=say,
+            )
     except StoppedError:
         raise
-    except Exception:
+    except BaseException:
         # Where not one round was done there is nothing to keep, and `out` is free again.
         folder.remove_if_empty()
         raise
@@ -107,19 +109,22 @@ def resume(
     config = read_config(read_file(folder.config), flags)
     say(f"building the problem {config.problem}")
     federation = config.build()
-    return train(
-        folder,
-        federation,
-        config.algorithm_options,
-        config.run,
-        config=config.tables,
-        # What may change, as the number of rounds, stands in the file from now on.
-        toml=config.to_toml() if flags else "",
-        anyway=anyway,
-        watch=watch,
-        say=say,
-        notes=config.notes,
-    )
+    with writing(folder):
+        lock = folder.take_lock()
+    with lock:
+        return train(
+            folder,
+            federation,
+            config.algorithm_options,
+            config.run,
+            config=config.tables,
+            # What may change, as the number of rounds, stands in the file from now on.
+            toml=config.to_toml() if flags else "",
+            anyway=anyway,
+            watch=watch,
+            say=say,
+            notes=config.notes,
+        )
 
 
 def train(
@@ -165,7 +170,9 @@ def train(
     done = 0 if saved is None else saved.rounds
     if saved is not None and done >= options.rounds:
         say(f"all {done} rounds are done already; give more with `--rounds`")
-    listeners = _listeners(folder, options, config, environment)
+    with writing(folder):
+        folder.remove_end()  # What an earlier end left is not of the run as it will be.
+    listeners = _listeners(folder, options, config, environment, say)
     callbacks: list[Callback] = [keeper, *listeners]
     callbacks += watch(federation, done, options.rounds) if watch else ()
     started = time.perf_counter()
@@ -243,9 +250,8 @@ class _Keeper:
     options: RunOptions
     saved: SavedState | None
     log: MetricsLog = field(init=False)
-    latest: Checkpoint | None = None
-    """The state after the last round that was written to the log."""
-    bytes: int = 0
+    latest: tuple[Checkpoint, int, str] | None = None
+    """The state after the last round that was written to the log, and how much of the log that is."""
 
     def __post_init__(self) -> None:
         keep = 0 if self.saved is None else self.saved.metrics_bytes
@@ -253,41 +259,37 @@ class _Keeper:
             self.log = MetricsLog(self.folder.metrics, keep)
         self.last_rounds = 0 if self.saved is None else self.saved.rounds
         self.last_time = time.monotonic()
-        self.mark = (self.log.bytes, self.log.sha256)
 
     def __call__(self, report: RoundReport, snapshot: Snapshot) -> None:
         with writing(self.folder):
             self.log.add(report)
-            self.latest = snapshot.checkpoint()
-            self.mark = (self.log.bytes, self.log.sha256)
+            # One assignment: an interrupt may come between any two.
+            self.latest = (snapshot.checkpoint(), self.log.bytes, self.log.sha256)
             if self._due():
                 self.save()
 
     def _due(self) -> bool:
         assert self.latest is not None
-        rounds = len(self.latest.reports) - self.last_rounds
+        rounds = len(self.latest[0].reports) - self.last_rounds
         if self.options.checkpoint_every is not None:
             return rounds >= self.options.checkpoint_every
         return rounds >= EVERY_ROUNDS or time.monotonic() - self.last_time >= EVERY_SECONDS
 
     def save(self) -> int:
         """Writes a checkpoint of the latest round, unless it has one; how many rounds are done."""
-        if self.latest is not None and len(self.latest.reports) > self.last_rounds:
-            self.log.sync()  # A checkpoint may only speak of metrics that are on the disk.
-            rounds = len(self.latest.reports)
-            save_checkpoint(
-                self.folder.checkpoints,
-                SavedState(
-                    rounds,
-                    self.latest.state,
-                    self.latest.client_state,
-                    self.latest.seed,
-                    *self.mark,
-                    self.identity,
-                ),
-            )
-            self.last_rounds, self.last_time = rounds, time.monotonic()
-        return self.last_rounds
+        if self.latest is None or len(self.latest[0].reports) <= self.last_rounds:
+            return self.last_rounds
+        kept, size, sha256 = self.latest
+        self.log.sync()  # A checkpoint may only speak of metrics that are on the disk.
+        rounds = len(kept.reports)
+        save_checkpoint(
+            self.folder.checkpoints,
+            SavedState(
+                rounds, kept.state, kept.client_state, kept.seed, size, sha256, self.identity
+            ),
+        )
+        self.last_rounds, self.last_time = rounds, time.monotonic()
+        return rounds
 
     def finish(self, result: Result) -> None:
         # Before the last line of the log: whoever goes on with more rounds cuts it off again.
@@ -301,6 +303,11 @@ class _Keeper:
 
 def _checkpoint(folder: RunFolder, saved: SavedState) -> Checkpoint:
     reports, _, _ = read_metrics(folder.metrics, saved.metrics_bytes)
+    if len(reports) != saved.rounds:
+        raise RunError(
+            f"the checkpoint is of {saved.rounds} rounds and `{folder.metrics.name}` holds "
+            f"{len(reports)} of them. Start the run anew in another folder."
+        )
     return Checkpoint(saved.state, tuple(reports), saved.client_state, saved.seed)
 
 
@@ -375,6 +382,7 @@ def _listeners(
     options: RunOptions,
     config: Mapping[str, Any],
     environment: dict[str, Any],
+    say: Say,
 ) -> list[Listener]:
     listeners: list[Listener] = []
     if options.tensorboard:
@@ -383,6 +391,8 @@ def _listeners(
         listeners.append(TensorBoard(folder.events))
     if options.mlflow is not None:
         from fmol.listeners.mlflow import MLflow
+
+        say(f"connecting to MLflow at {options.mlflow}")
 
         kept = environment.get("mlflow_run")
         listener = MLflow(options.mlflow, run_name=folder.path.name, params=config, run_id=kept)
