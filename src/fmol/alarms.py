@@ -19,6 +19,7 @@ STALL_ROUNDS = 10
 STALL_WEIGHT = 0.9
 STALL_LENGTH = 0.1
 STALL_PROGRESS = 0.01
+REFUSED_ROUNDS = 3
 STARVATION_ROUNDS = 20
 STARVATION_WEIGHT = 1e-3
 
@@ -28,12 +29,12 @@ class Alarm:
     """Something a user should know, with what to do about it."""
 
     kind: str
-    """`"stall"` or `"starvation"`."""
+    """`"stall"`, `"starvation"` or `"refused"`."""
     objective: str
     since: int
     """The first round of those in which it was seen without a break."""
     cause: str
-    """For a stall: `"solved"` or `"cancelled"`."""
+    """For a stall `"solved"` or `"cancelled"`; for what is refused, why."""
     message: str
 
 
@@ -42,19 +43,44 @@ def find_alarms(
 ) -> tuple[Alarm, ...]:
     """The alarms that stand after the last of `reports`; only the last few are looked at.
 
-    For algorithms that choose weights, those with an option `normalize`; a fixed weighting can
-    neither stall nor starve by itself.
+    Stall and starvation are for algorithms that choose weights, those with an option `normalize`; a
+    fixed weighting can do neither by itself.
     """
-    normalize = getattr(algorithm, "normalize", None)
-    if normalize is None or not reports:
+    if not reports:
         return ()
-    alarms = []
+    alarms = [alarm for name in reports[-1].losses if (alarm := _refused(reports, name))]
+    normalize = getattr(algorithm, "normalize", None)
+    if normalize is None:
+        return tuple(alarms)
     for name in reports[-1].weights:
         for find in (_stall, _starvation):
             alarm = find(reports, name, population, normalize)
             if alarm is not None:
                 alarms.append(alarm)
     return tuple(alarms)
+
+
+def _refused(reports: Sequence[RoundReport], name: str) -> Alarm | None:
+    """An objective takes no part in training, because all that was sent for it was refused."""
+    count = 0
+    for report in reversed(reports):
+        if name not in report.missing or not any(r.objective == name for r in report.refused):
+            break
+        count += 1
+    if count < REFUSED_ROUNDS:
+        return None
+    last = next(r for r in reports[-1].refused if r.objective == name)
+    return Alarm(
+        kind="refused",
+        objective=name,
+        since=reports[-count].round,
+        cause=last.reason,
+        message=(
+            f"objective `{name}` has had no update since round {reports[-count].round}: all were "
+            f"refused, in the last round that of client `{last.client}`, because {last.reason}. "
+            "Look at the data and the loss of that objective."
+        ),
+    )
 
 
 def _stall(

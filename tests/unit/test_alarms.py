@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fmol.alarms import find_alarms
 from fmol.federation import ClientList
 from fmol.rounds import RoundReport
 from fmol.rules import Fixed
+from support import federation
 
 
 def report(
@@ -236,3 +238,20 @@ def test_a_stall_is_found_however_seldom_losses_are_measured(every: int) -> None
     algorithm = FMGDA(local_steps=1, server_lr=0.01)
     result = fit(problem, algorithm, rounds=45, evaluate_every=every)
     assert [alarm.kind for alarm in result.reports[-1].alarms] == ["stall"]
+
+
+def test_an_objective_whose_updates_are_all_refused_raises_an_alarm_that_says_why() -> None:
+    problem = federation([("a", "b"), ("a", "b", "c")])
+    clients = [problem.client(id) for id in problem.population.ids()]
+    inputs, targets = clients[1].data
+    targets = targets.clone()
+    targets[0, 2] = torch.nan
+    clients[1] = replace(clients[1], data=(inputs, targets))
+    broken = Federation(problem.model, problem.objectives, clients)
+    for algorithm in (FMGDA(local_steps=1), FMGDA(local_steps=1, normalize="l2")):
+        result = fit(broken, algorithm, rounds=5, device="cpu")
+        assert not result.reports[1].alarms
+        (alarm,) = result.reports[-1].alarms
+        assert (alarm.kind, alarm.objective, alarm.since) == ("refused", "c", 0)
+        assert "client `c1`" in alarm.message
+        assert "non-finite" in alarm.message
