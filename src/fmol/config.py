@@ -16,6 +16,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import torch
+
 from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedAvg
 from fmol.engines import EngineName
 from fmol.federation import Federation
@@ -124,6 +126,27 @@ class RunOptions:
     def __post_init__(self) -> None:
         check_options(self)
 
+    def joint_problems(self) -> list[str]:
+        """What is wrong with the device, if there is none of that name here."""
+        return _device_problems(self.device)
+
+
+def _device_problems(device: str) -> list[str]:
+    if device == "auto":
+        return []
+    try:
+        named = torch.device(device)
+    except RuntimeError:
+        return [f"`device` must be auto, cpu, cuda or another that torch knows, got {device!r}."]
+    if named.type != "cuda":
+        return []
+    # Counted, not asked for: a sweep that starts other processes needs no memory of its own there.
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (named.index or 0) < there:
+        return []
+    seen = f"only {there} of them" if there else "none"
+    return [f"`device` is {device!r} but torch sees {seen}. Use 'cpu' or 'auto'."]
+
 
 class ConfigError(ValueError):
     """All that is wrong with a config, a sentence each in `problems`."""
@@ -208,6 +231,9 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")  # Some editors put a mark before the text.
         return tomllib.loads(text)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError([f"`{path}` cannot be read: {reason}. Name a file that can."]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([f"`{path}` is not text in UTF-8: {error}. Save it as UTF-8."]) from error
     except tomllib.TOMLDecodeError as error:

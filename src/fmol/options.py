@@ -147,8 +147,8 @@ def _own_texts(kind: type) -> dict[str, str]:
 def check_options(options: Any) -> None:
     """Raises one `OptionsError` with all that is wrong with a dataclass of options.
 
-    What is wrong with options that are right by themselves is told by its `joint_problems()`, if it
-    has one.
+    What their kinds and ranges do not say, as what is wrong with options together, is told by its
+    `joint_problems()`, if it has one.
     """
     owner = type(options)
     values = {name: getattr(options, name) for name in list_options(owner)}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fmol.cli.commands import fmol
+from fmol.cli.sweep import _Apart, read_grid
 from fmol.config import ALGORITHMS
 from fmol.problems import PROBLEMS
 from fmol.runs import RunFolder
@@ -25,26 +29,35 @@ SMALL = ["--clients", "3", "--samples", "8", "--dimension", "3", "--local-steps"
 QUADRATIC = ["quadratic", *SMALL, "--rounds", "2"]
 
 OWN = """
-import os, signal
+import os, signal, time
 import torch
 from fmol import Client, Federation, Objective
 
 calls = 0
 
+def halt(stop):
+    if stop == "interrupt":
+        raise KeyboardInterrupt
+    if stop == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if stop == "fail":
+        raise RuntimeError("the loss failed")
+
 def federation(samples: int = 6, stop: str = "", at: int = 4, hot: bool = False) -> Federation:
     global calls
     calls = 0
+    if stop == "type":
+        raise TypeError("of my own")
+    if at == 0:
+        halt(stop)
 
     def error(out, y):
         global calls
         calls += 1
         if stop and calls == at:
-            if stop == "interrupt":
-                raise KeyboardInterrupt
-            if stop == "terminate":
-                os.kill(os.getpid(), signal.SIGTERM)
-            if stop == "fail":
-                raise RuntimeError("the loss failed")
+            halt(stop)
+        if stop == "slow":
+            time.sleep(0.05)
         return (out[:, 0] - y) ** 2
 
     torch.manual_seed(0)
@@ -313,9 +326,44 @@ def test_misuse_is_said_with_exit_code_2(arguments: list[str], said: str) -> Non
     assert not Path("runs").exists()
 
 
-def test_a_device_that_is_not_there_is_said_with_exit_code_1() -> None:
-    result = invoke("run", "quadratic", "--device", "warp:1", code=1)
-    assert "`device` 'warp:1' is not one torch knows" in result.stderr
+def test_a_device_that_is_not_there_is_said_with_what_else_is_wrong() -> None:
+    result = invoke("run", "quadratic", "--device", "warp:1", "--clients", "0", code=2)
+    assert "2 things are wrong" in result.stderr
+    assert "that torch knows, got 'warp:1'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--mlflow", "sqlite:///x.db", "--tensorboard", "own_find:federation"],
+        ["--tensorboard", "own_find:federation", "--mlflow", "sqlite:///x.db"],
+        ["--no-tensorboard", "own_find.py:federation"],
+        ["--hot", "own_find:federation"],
+        ["--stop", "a:b", "own_find:federation"],
+        ["--quiet", "own_find:federation", "--stop", "adult"],
+        ["--samples", "3", "--", "own_find:federation"],
+    ],
+    ids=" ".join,
+)
+def test_the_problem_is_found_among_the_values_of_flags(arguments: list[str]) -> None:
+    write("own_find.py", OWN)
+    assert "`rounds` must be" in invoke("run", "--rounds=x", *arguments, code=2).stderr
+    assert "The problem, own_find" in invoke("run", "--help", *arguments).stdout
+
+
+def test_what_is_wrong_with_ones_own_module_is_said_whatever_flags_there_are() -> None:
+    write("own_broken.py", "1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        invoke("run", "--tensorboard", "own_broken:federation")
+    said = invoke("run", "--hot", "no_such_module_here:federation", code=2).stderr
+    assert "there is no module `no_such_module_here`" in said
+
+
+def test_the_value_of_a_flag_is_no_problem() -> None:
+    text = invoke("run", "--out", "adult", "--help").stdout
+    assert "The problem, multidigits" in text
+    assert completions("fmol run --out adult --part") == ["--participation", "--partition"]
+    assert "The problem, quadratic" in invoke("run", "--out", "adult", "quadratic", "-h").stdout
 
 
 def test_help_explains_every_flag_of_what_is_named() -> None:
@@ -327,6 +375,14 @@ def test_help_explains_every_flag_of_what_is_named() -> None:
     assert "--angle" in invoke("run", "quadratic", "--help").stdout
     assert "The algorithm, fedavg" in text
     assert "The problem, multidigits" in text
+
+
+def test_help_says_for_which_problem_the_values_it_shows_are_recommended() -> None:
+    heading = "The algorithm, fsmgda, as recommended for"
+    assert f"{heading} multidigits:" in invoke("run", "--help").stdout
+    assert f"{heading} quadratic:" in invoke("run", "quadratic", "--help").stdout
+    write("own_plain.py", OWN)
+    assert "The algorithm, fsmgda:" in invoke("run", "own_plain:federation", "--help").stdout
 
 
 def test_help_needs_no_problem() -> None:
@@ -405,7 +461,8 @@ def test_a_file_that_is_wrong_says_what_and_one_that_is_missing_too() -> None:
     assert "Did you mean `[algorithm]`?" in said
     write("my.toml", "rounds = = 1")
     assert "is not valid TOML" in invoke("run", "my.toml", code=2).stderr
-    assert "there is no file `no.toml`" in invoke("run", "no.toml", code=1).stderr
+    assert "there is no file `no.toml`" in invoke("run", "no.toml", code=2).stderr
+    assert "there is no file `no.toml`" in invoke("sweep", "no.toml", code=2).stderr
 
 
 # ---- stopping and resuming -------------------------------------------------------------------
@@ -427,6 +484,52 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_does(stop: str, code: int) 
     run_into("whole", *arguments)
     model = "model.safetensors"
     assert Path("new", model).read_bytes() == Path("whole", model).read_bytes()
+
+
+@pytest.mark.parametrize(("stop", "code"), [("interrupt", 130), ("terminate", 143)])
+@pytest.mark.parametrize("at", ["0", "1"])
+def test_a_run_that_is_stopped_before_its_first_round_says_no_more(
+    stop: str, code: int, at: str
+) -> None:
+    write("own_early.py", OWN)
+    arguments = ["own_early.py:federation", "--rounds", "2", "--stop", stop, "--at", at]
+    result = run_into("new", *arguments, code=code)
+    assert result.stderr.splitlines()[-1] == "stopped"
+    assert not Path("new").exists()
+    before = signal.getsignal(signal.SIGTERM)
+    assert before is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("stop", "code"), [("interrupt", 130), ("terminate", 143)])
+def test_a_resume_that_is_stopped_before_a_round_says_that_the_run_is_as_it_was(
+    stop: str, code: int
+) -> None:
+    path = write("own_again.py", OWN)
+    run_into("new", "own_again.py:federation", "--rounds", "2")
+    before = everything_in("new")
+    write("own_again.py", OWN.replace("if at == 0:\n        halt(stop)", f"halt('{stop}')"))
+    forget(path)
+    result = invoke("resume", "new", "--rounds", "4", code=code)
+    said = "stopped before a new round was done; `new` is as it was"
+    assert result.stderr.splitlines()[-1] == said
+    assert everything_in("new") == before
+
+
+def test_arguments_that_are_interrupted_while_they_are_read_say_so_too() -> None:
+    write("own_import.py", "raise KeyboardInterrupt\n")
+    assert invoke("run", "own_import:federation", code=130).stderr == "stopped\n"
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_report_that_is_stopped_says_no_more(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fmol.cli.commands.write_report", interrupted)
+    result = invoke(command, str(runs / "run-0"), code=130)
+    assert result.stderr == "stopped\n"
 
 
 def forget(path: Path) -> None:
@@ -463,7 +566,7 @@ def test_resuming_a_finished_run_without_more_rounds_changes_no_result(runs: Pat
         (["--clients=9"], "[problem] `clients` was 3 and is 9"),
         (["--problem-seed", "9"], "[problem] `seed` was 0 and is 9"),
         (["--local-steps", "5", "--rounds", "9"], "[algorithm] `local_steps` was 1 and is 5"),
-        (["--algorithm", "fedavg"], "[algorithm] `name` was 'fsmgda' and is 'fedavg'"),
+        (["--algorithm", "fedavg"], "`algorithm` was fsmgda and is fedavg"),
     ],
     ids=" ".join,
 )
@@ -544,6 +647,31 @@ def test_runs_are_compared_one_by_one_or_by_their_folder(runs: Path) -> None:
     assert by_one.stdout.splitlines()[-1] == "report: comparison.html"
 
 
+def test_runs_with_other_objectives_are_summed_up_over_their_own() -> None:
+    for name, objectives in (("seven", "7"), ("eight", "8")):
+        flags = ["--objectives", objectives, "--dimension", "8", "--rounds", "1"]
+        run_into(name, "quadratic", *flags, "--clients", "2", "--samples", "4")
+    tables = [
+        invoke("compare", *names).stdout for names in (("seven", "eight"), ("eight", "seven"))
+    ]
+    rows = [sorted(line.split() for line in table.splitlines()[1:3]) for table in tables]
+    assert rows[0] == rows[1]
+    said = "these runs do not share all objectives; mean and highest are over each run's own"
+    assert all(said in table.splitlines() for table in tables)
+    # And as if each were alone in the table.
+    alone = [invoke("compare", name).stdout.splitlines()[1].split() for name in ("seven", "eight")]
+    assert {row[3] for row in alone} <= {cell for row in rows[0] for cell in row}
+    assert "–" not in " ".join(cell for row in rows[0] for cell in row[:5])
+
+
+def test_runs_that_share_their_objectives_only_in_part_say_so(runs: Path) -> None:
+    write("own_one.py", OWN)
+    run_into("other", "own_one:federation", "--rounds", "1")
+    said = "these runs do not share all objectives"
+    assert said in invoke("compare", str(runs), "other").stdout.splitlines()
+    assert said not in invoke("compare", str(runs)).stdout
+
+
 # ---- sweep -----------------------------------------------------------------------------------
 
 
@@ -601,6 +729,10 @@ def test_a_sweep_may_stand_in_a_file() -> None:
         (["--grid", "sede=0,1"], "Did you mean `--seed`?"),
         (["--grid", "seed=0,x"], "`seed` must be a whole number"),
         (["--grid", "seed=0", "--jobs", "0"], "--jobs"),
+        (["--grid", "seed=[]"], "`--grid` must be KEY=A,B"),
+        (["--grid", "engine=[sequential]"], "Put quotes around words"),
+        (["--grid", "local_lr=cosine,start=0.1"], "'local_lr=cosine,start=0.1;'"),
+        (["--grid", "device=cpu,warp"], "that torch knows, got 'warp'"),
     ],
     ids=" ".join,
 )
@@ -653,8 +785,79 @@ def test_a_run_that_fails_does_not_stop_the_others_of_a_sweep() -> None:
 
 
 def test_a_sweep_of_which_all_runs_fail_says_so() -> None:
-    result = invoke("sweep", "quadratic", "--grid", "device=warp", "--out", "s", code=1)
-    assert "1 of 1 runs failed: device=warp." in result.stderr
+    write("own_fail.py", OWN)
+    sweep = ["sweep", "own_fail:federation", "--grid", "stop=fail", "--out", "s", "--quiet"]
+    result = invoke(*sweep, code=1)
+    assert "1 of 1 runs failed: stop=fail." in result.stderr
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ones_own_code_that_fails_in_one_run_shows_where_and_leaves_the_others(jobs: str) -> None:
+    write("own_part.py", OWN)
+    sweep = ["sweep", "own_part:federation", "--rounds", "1", "--quiet", "--jobs", jobs]
+    result = invoke(*sweep, "--grid", "stop=type,fail,", "--grid", "at=1", "--out", "s", code=1)
+    assert "stop=type,at=1 failed: Traceback" in result.stderr
+    assert "own_part.py" in result.stderr
+    assert "TypeError: of my own" in result.stderr
+    assert "RuntimeError: the loss failed" in result.stderr
+    assert "2 of 2 runs failed" in result.stderr
+
+
+def test_values_of_a_key_that_is_given_twice_are_joined() -> None:
+    result = invoke("sweep", *QUADRATIC, "--grid", "seed=0,0", "--grid", "seed=1,0", "--out", "s")
+    assert sorted(path.parent.name for path in Path("s").glob("*/summary.json")) == [
+        "seed=0",
+        "seed=1",
+    ]
+    said = "`seed` is to be 0 more than once: dropped but for the first."
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("grid", "values"),
+    [
+        ("seed=0,1", ["0", "1"]),
+        ("seed = 0 ; 1;", ["0", "1"]),
+        ("local-lr=cosine,start=0.1,rounds=5;0.1", ["cosine,start=0.1,rounds=5", "0.1"]),
+        ("local_lr=cosine,start=0.1,rounds=5;", ["cosine,start=0.1,rounds=5"]),
+        ("stop_at=f1=0.5", ["f1=0.5"]),
+        ("engine=['sequential', \"vectorized\"]", ["sequential", "vectorized"]),
+        (
+            'local_lr=[0.1, {name="cosine", start=0.1, rounds=5}]',
+            ["0.1", '{name = "cosine", start = 0.1, rounds = 5}'],
+        ),
+        ("hidden=[[1, 2], [3]]", ["[1, 2]", "[3]"]),
+        ("hidden=[1, 2];[3]", ["[1, 2]", "[3]"]),
+    ],
+)
+def test_a_grid_holds_values_of_every_kind(grid: str, values: list[str]) -> None:
+    found = [next(iter(each.items())) for each in read_grid({}, [grid])]
+    key = grid.partition("=")[0].strip().replace("-", "_")
+    assert found == [(key, value) for value in values]
+
+
+def test_schedules_can_be_swept_over() -> None:
+    grid = "server_lr=cosine,start=0.1,rounds=5;cosine,start=0.2,rounds=5;0.1"
+    invoke("sweep", *QUADRATIC, "--grid", grid, "--out", "s", "--quiet")
+    rates = [
+        config_of(each.parent)["algorithm"]["server_lr"] for each in Path("s").glob("*/config.toml")
+    ]
+    assert sorted(rate["start"] for rate in rates if isinstance(rate, dict)) == [0.1, 0.2]
+    assert 0.1 in rates
+
+
+def test_runs_whose_folders_would_be_called_alike_are_kept_apart() -> None:
+    write("own_names.py", OWN)
+    sweep = ["sweep", "own_names:federation", "--rounds", "1", "--out", "s", "--quiet"]
+    grid = f"stop=a b,a/b,A/b,{'ö' * 300},{'ö' * 301}"
+    invoke(*sweep, "--grid", grid)
+    names = [path.parent.name for path in Path("s").glob("*/summary.json")]
+    assert len(names) == 5
+    assert "stop=a-b" in names
+    before = everything_in("s")
+    del before["comparison.html"]
+    invoke(*sweep, "--grid", grid)
+    assert {name: everything_in("s")[name] for name in before} == before
 
 
 def test_a_sweep_in_several_processes_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -664,9 +867,93 @@ def test_a_sweep_in_several_processes_gives_the_same(monkeypatch: pytest.MonkeyP
     result = invoke(*sweep, "--out", "two", "--jobs", "2")
     assert "seed=1 done" in result.stderr
     invoke(*sweep, "--out", "one")
+    assert not list(Path("two").glob("*.toml"))
     for seed in ("seed=0", "seed=1"):
         model = "model.safetensors"
         assert Path("two", seed, model).read_bytes() == Path("one", seed, model).read_bytes()
+
+
+@pytest.mark.parametrize("stop", ["interrupt", "terminate"])
+def test_a_sweep_that_is_stopped_says_which_runs_are_finished_stopped_and_pending(
+    stop: str,
+) -> None:
+    write("own_halt.py", OWN)
+    sweep = ["sweep", "own_halt:federation", "--rounds", "3", "--local-steps", "1", "--at", "7"]
+    code = {"interrupt": 130, "terminate": 143}[stop]
+    grid = ["--grid", f"stop=calm,{stop},x", "--out", "s", "--quiet"]
+    result = invoke(*sweep, *grid, code=code)
+    assert result.stderr.splitlines() == [
+        "stopped",
+        "  finished: stop=calm",
+        f"  stopped: stop={stop}",
+        "  pending: stop=x",
+        "Go on with the same command and `--out s`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"]
+)
+def test_a_sweep_in_several_processes_stops_those_it_has_started(
+    number: signal.Signals, code: int
+) -> None:
+    write("own_slow.py", OWN)
+    sweep = ["sweep", "own_slow:federation", "--rounds", "100000", "--stop", "slow", "--quiet"]
+    arguments = [*sweep, "--local-steps=1", "--grid=seed=0,1,2", "--jobs=2", "--out=s"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fmol", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        process_group=0,
+    )
+    logs = [Path("s", f"seed={seed}", "metrics.jsonl") for seed in (0, 1)]
+    until = time.monotonic() + 90
+    while not all(log.is_file() and log.stat().st_size for log in logs):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    if number == signal.SIGINT:  # As a terminal does.
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "  stopped: seed=0  seed=1\n  pending: seed=2\n" in said
+    for log in logs:
+        # Who was stopped has written a checkpoint of its last round, and nothing since.
+        checkpoints = sorted(path.name for path in (log.parent / "checkpoints").glob("*.ckpt"))
+        lines = len(log.read_bytes().splitlines())
+        assert str(lines) in checkpoints[-1]
+    time.sleep(0.3)
+    assert len(logs[0].read_bytes().splitlines()) == rounds_in("s/seed=0")
+
+
+def test_a_run_of_a_sweep_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmol.cli.sweep.GRACE", 0.2)
+    stubborn = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(1, flush=True)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{stubborn}time.sleep(60)"], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.readline()
+    apart = _Apart(2)
+    apart.running["stubborn"] = (process, io.BytesIO())
+    apart._stop()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_all_that_is_wrong_with_a_run_in_its_own_process_is_said() -> None:
+    write("own_lines.py", OWN)
+    sweep = ["sweep", "own_lines:federation", "--rounds", "1", "--grid", "seed=0", "--out", "s"]
+    invoke(*sweep, "--quiet")
+    Path("s/seed=0/summary.json").unlink()
+    # The sweep has the module already; the process that it starts reads this.
+    write("own_lines.py", OWN.replace("samples: int = 6", "amount: int = 6, hott: bool = 1"))
+    result = invoke(*sweep, "--jobs", "2", "--quiet", code=1)
+    assert "seed=0 failed: 1 thing is wrong with the configuration:\n" in result.stderr
+    assert "[problem] `samples` is not an option" in result.stderr
 
 
 # ---- what is there ---------------------------------------------------------------------------
@@ -677,6 +964,7 @@ def test_problems_are_listed_with_their_data() -> None:
     for name in PROBLEMS:
         assert name in text
     assert "data: none needed" in text
+    assert "`build`" not in text
     assert "mnist/ not found" in text
 
 
@@ -746,10 +1034,32 @@ def completions(line: str) -> list[str]:
         ("fmol run quadratic --algorithm fedavg --norm", []),
         ("fmol sweep quadratic --ang", ["--angle"]),
         ("fmol completion ", ["bash", "zsh", "fish"]),
+        ("fmol sweep quadratic --grid local_e", ["local_epochs="]),
+        ("fmol sweep quadratic --grid local-s", ["local_steps="]),
+        ("fmol sweep quadratic --grid alg", ["algorithm="]),
+        ("fmol sweep quadratic --grid ang", ["angle="]),
+        ("fmol run --out adult --sex", []),
     ],
 )
 def test_the_shell_is_offered_what_fits(line: str, offered: list[str]) -> None:
     assert completions(line) == offered
+
+
+@pytest.mark.parametrize("command", ["resume", "report", "compare", "report a --alone"])
+def test_the_shell_is_offered_folders_where_runs_are_named(command: str) -> None:
+    line = f"fmol {command} ru"
+    env = {
+        "_FMOL_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+    }
+    assert CliRunner().invoke(fmol, [], prog_name="fmol", env=env).stdout.split() == ["dir,ru"]
+
+
+def test_a_run_whose_folder_is_called_like_a_problem_is_one_all_the_same() -> None:
+    run_into("adult", *QUADRATIC)
+    assert "The problem, quadratic" in invoke("resume", "adult", "--help").stdout
+    assert "The problem, adult" in invoke("run", "adult", "--help").stdout
 
 
 def test_the_shell_is_offered_flags_of_a_run_of_a_file_and_of_ones_own(runs: Path) -> None:

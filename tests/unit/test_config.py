@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ from fmol.config import (
     recommended_options,
     toml_value,
 )
-from fmol.options import explain_options, list_options
+from fmol.options import OptionsError, explain_options, list_options
 from fmol.participation import Everyone, Fraction, Number, Stratified
 from fmol.problems import PROBLEMS, find_problem
 from fmol.rules import Fixed, MinNorm
@@ -335,9 +336,42 @@ def test_everything_wrong_is_said_at_once() -> None:
         "[algorithm] `server_lr` must be a finite number of at least 0",
         "`--lokal-lr` is not an option of the run, of problem quadratic or of algorithm fsmgda, got "
         "'0.1'. Did you mean `--local-lr`?",
+        "`device` must be auto, cpu, cuda or another that torch knows, got '3'.",
     ]:
         assert said in text
-    assert len(problems) == 8
+    assert len(problems) == 9
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "said"),
+    [
+        (0, "cuda", "`device` is 'cuda' but torch sees none. Use 'cpu' or 'auto'."),
+        (0, "cuda:0", "`device` is 'cuda:0' but torch sees none."),
+        (2, "cuda:2", "`device` is 'cuda:2' but torch sees only 2 of them."),
+        (
+            0,
+            "warp:1",
+            "`device` must be auto, cpu, cuda or another that torch knows, got 'warp:1'.",
+        ),
+        (0, "", "`device` must be auto"),
+        (0, 3, "`device` must be text, got 3."),
+    ],
+)
+def test_a_device_that_is_not_there_is_said_with_the_config(
+    monkeypatch: pytest.MonkeyPatch, count: int, device: Any, said: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert said in only_problem({"problem": "quadratic", "device": device})
+    with pytest.raises(OptionsError, match="`device`"):
+        RunOptions(device=device)
+    for good in ("auto", "cpu", *(f"cuda:{i}" for i in range(count))):
+        assert read_config({"problem": "quadratic", "device": good}).run.device == good
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: "):
+        read_file(tmp_path)
 
 
 def test_the_error_counts_what_is_wrong() -> None:
@@ -393,7 +427,7 @@ def test_joint_problems_are_said_with_the_others() -> None:
         ({"problem": "quadratic", "evaluate": "everyone"}, "one of ['all', 'cohort']"),
         ({"problem": "quadratic", "stop_at": math.nan}, "`stop_at` must be a finite number"),
         ({"problem": "quadratic", "algorithm": {"transforms": [1]}}, "`transforms`"),
-        ({"problem": "quadratic", "engine": "fast"}, "one of ['sequential'"),
+        ({"problem": "quadratic", "engine": "fast"}, "`engine` must be one of ["),
     ],
     ids=str,
 )

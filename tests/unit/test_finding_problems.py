@@ -33,6 +33,7 @@ def make(samples=6):
     return Federation(torch.nn.Linear(2, 1), [Objective("a", error)], [Client("c", (x, x.sum(1)), "a")])
 
 federation = make()
+model = torch.nn.Sequential(torch.nn.Linear(2, 1))
 seen = []
 
 def typed(samples: int = 6, kind: Literal["x", "y"] = "x", lr: float | None = None) -> Federation:
@@ -233,9 +234,10 @@ def test_a_dataclass_that_builds_is_taken_as_it_is(write: Callable[..., Path]) -
 @pytest.mark.parametrize(
     ("attribute", "said"),
     [
-        ("number", "is a int. Let it be a Federation"),
-        ("Plain", "is a type. Let it be a Federation"),
-        ("Builds_nothing", "is a type. Let it be a Federation"),
+        ("number", "is a int, where a Federation was expected, a function that returns one"),
+        ("Plain", "is a type, where a Federation was expected"),
+        ("Builds_nothing", "is a type, where a Federation was expected"),
+        ("model", "is a Sequential, where a Federation was expected"),
         ("positional", "takes `samples`, which no option can be made of"),
         ("anything", r"takes `\*\*options`, which no option can be made of"),
         ("named", "has an option `name`"),
@@ -331,3 +333,11 @@ def test_something_else_than_a_federation_is_refused_when_it_is_built(
     write(text="def federation():\n    return 3\n")
     with pytest.raises(ConfigError, match="gave a int where a Federation was expected"):
         read_config({}, {"problem": "own_problem:federation"}).build()
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_built_in_problem_says_in_one_line_what_it_is(name: str) -> None:
+    first = (find_problem(name).__doc__ or "").split("\n")[0]
+    assert first.endswith(".")
+    assert len(first) < 90
+    assert "`build`" not in first

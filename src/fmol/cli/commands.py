@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-import traceback
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +17,14 @@ from click.shell_completion import get_completion_class
 
 import fmol as package
 from fmol.cli.doctor import check_up, list_problems
-from fmol.cli.flags import AlgorithmType, ConfigCommand, ProblemType, is_file
+from fmol.cli.failures import describe, is_foreseen
+from fmol.cli.flags import AlgorithmType, ConfigCommand, GridType, ProblemType, is_file
 from fmol.cli.sweep import read_grid, run_sweep
 from fmol.cli.tables import compare_table, summary_lines
 from fmol.config import ALGORITHMS, Config, ConfigError, read_config, read_file
 from fmol.errors import FmolError
 from fmol.federation import Federation
 from fmol.listeners import Progress
-from fmol.options import OptionsError
 from fmol.problems import ProblemError
 from fmol.record import RunRecord
 from fmol.report import write_report
@@ -35,22 +35,33 @@ from fmol.training import Callback
 
 __all__ = ["fmol"]
 
-PACKAGE = Path(package.__file__).parent
 FAILED, MISUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 PATH = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 quiet_option = click.option("--quiet", is_flag=True, help="Says nothing but errors.")
-figures_option = click.option("--figures", type=PATH, help="Also writes PNG and SVG figures here.")
+figures_option = click.option(
+    "--figures", type=FOLDER, help="Also writes PNG and SVG figures here."
+)
+data_option = click.option("--data-dir", type=FOLDER, help="The folder with data sets.")
 algorithm_option = click.option(
     "--algorithm",
     type=AlgorithmType(),
     help=f"{', '.join(ALGORITHMS)}  [{next(iter(ALGORITHMS))}]",
 )
-runs_argument = click.argument("runs", nargs=-1, required=True, type=PATH)
+runs_argument = click.argument("runs", nargs=-1, required=True, type=FOLDER)
+
+
+class Commands(click.Group):
+    """The commands, all of which say what goes wrong in one way, from the arguments on."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with errors(), terminable():
+            return super().invoke(ctx)
 
 
 @click.group(
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with: fmol run multidigits",
 )
@@ -75,18 +86,17 @@ def run(ctx: click.Context, problem: str, algorithm: str, out: Path | None, quie
     PROBLEM is a built-in problem (`fmol problems` lists them), a config file that ends in .toml, or
     your own federation as package.module:name or file.py:name.
     """
-    with errors():
-        config = _config(problem, ConfigCommand.flags(ctx))
-        out = out or new_folder("runs", config.problem, config.algorithm, config.run.seed)
-        command = shlex.join(["fmol", *sys.argv[1:]])
-        console = Console(quiet)
-        with console, terminable():
-            result = start(config, out, command=command, watch=console.watch, say=console.say)
-        console.print(*summary_lines(RunFolder(out), result))
+    config = _config(problem, ConfigCommand.flags(ctx))
+    out = out or new_folder("runs", config.problem, config.algorithm, config.run.seed)
+    command = shlex.join(["fmol", *sys.argv[1:]])
+    console = Console(quiet)
+    with console:
+        result = start(config, out, command=command, watch=console.watch, say=console.say)
+    console.print(*summary_lines(RunFolder(out), result))
 
 
 @fmol.command(cls=ConfigCommand)
-@click.argument("run_folder", metavar="RUN", type=PATH)
+@click.argument("run_folder", metavar="RUN", type=FOLDER)
 @click.option("--algorithm", metavar="NAME", hidden=True)
 @click.option(
     "--anyway", is_flag=True, help="Goes on with another fmol, torch or device than it began with."
@@ -100,15 +110,25 @@ def resume_command(
 
     --rounds goes on to another number of rounds. Flags that would change results are refused.
     """
-    with errors():
-        folder = RunFolder.open(run_folder)
-        flags = ConfigCommand.flags(ctx)
-        console = Console(quiet)
-        with console, terminable():
+    folder = RunFolder.open(run_folder)
+    flags = ConfigCommand.flags(ctx)
+    console = Console(quiet)
+    ended = folder.summary.is_file()
+    try:
+        with console:
             result = resume(
                 folder.path, flags=flags, anyway=anyway, watch=console.watch, say=console.say
             )
-        console.print(*summary_lines(folder, result))
+    except KeyboardInterrupt as error:
+        stands = (
+            "held no round and is gone"
+            if not folder.config.is_file()
+            else "is as it was"
+            if folder.summary.is_file() == ended
+            else f"keeps its rounds. Go on with: fmol resume {run_folder}"
+        )
+        stop(f"stopped before a new round was done; `{run_folder}` {stands}", error)
+    console.print(*summary_lines(folder, result))
 
 
 resume_command.name = "resume"
@@ -119,27 +139,24 @@ fmol.commands.pop("resume-command", None)
 @fmol.command()
 @runs_argument
 @click.option("--out", type=PATH, help="The file to write.  [report.html in the folder]")
-@click.option("--alone", type=PATH, help="A run of `alone` to compare gains with.")
-@click.option("--figures", type=PATH, help="Also writes PNG and SVG figures here.")
+@click.option("--alone", type=FOLDER, help="A run of `alone` to compare gains with.")
+@figures_option
 @quiet_option
 def report(
     runs: Sequence[Path], out: Path | None, alone: Path | None, figures: Path | None, quiet: bool
 ) -> None:
     """Writes the report of each RUN anew, finished or not: report.html in its folder, or --out."""
-    with errors():
-        console = Console(quiet)
-        folders = find_runs(runs)
-        if out is not None and len(folders) > 1:
-            raise RunError(
-                f"`--out` names one file and there are {len(folders)} runs. Use `compare`."
-            )
-        baseline = RunFolder.open(alone).record() if alone else None
-        for folder in folders:
-            path = write_report(out or folder.report, [folder.record()], alone=baseline)
-            console.print(f"report: {path}")
-            if figures is not None:
-                to = figures if len(folders) == 1 else figures / folder.path.name
-                console.print(*_write_figures(to, [folder.record()]))
+    console = Console(quiet)
+    folders = find_runs(runs)
+    if out is not None and len(folders) > 1:
+        raise RunError(f"`--out` names one file and there are {len(folders)} runs. Use `compare`.")
+    baseline = RunFolder.open(alone).record() if alone else None
+    for folder in folders:
+        path = write_report(out or folder.report, [folder.record()], alone=baseline)
+        console.print(f"report: {path}")
+        if figures is not None:
+            to = figures if len(folders) == 1 else figures / folder.path.name
+            console.print(*_write_figures(to, [folder.record()]))
 
 
 @fmol.command()
@@ -151,18 +168,17 @@ def report(
     show_default=True,
     help="The report to write.",
 )
-@click.option("--figures", type=PATH, help="Also writes PNG and SVG figures here.")
+@figures_option
 @quiet_option
 def compare(runs: Sequence[Path], out: Path, figures: Path | None, quiet: bool) -> None:
     """Puts several RUNs (or folders of runs) into one report, seeds of one setting with a band."""
-    with errors():
-        console = Console(quiet)
-        records = [folder.record() for folder in find_runs(runs)]
-        console.print(*compare_table(records))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        console.print(f"report: {write_report(out, records)}")
-        if figures is not None:
-            console.print(*_write_figures(figures, records))
+    console = Console(quiet)
+    records = [folder.record() for folder in find_runs(runs)]
+    console.print(*compare_table(records))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    console.print(f"report: {write_report(out, records)}")
+    if figures is not None:
+        console.print(*_write_figures(figures, records))
 
 
 @fmol.command(cls=ConfigCommand)
@@ -171,8 +187,10 @@ def compare(runs: Sequence[Path], out: Path, figures: Path | None, quiet: bool) 
 @click.option(
     "--grid",
     multiple=True,
+    type=GridType(),
     metavar="KEY=A,B,…",
-    help="Values to try of one key; every combination of all grids is a run. Also `[sweep]` in a file.",
+    help="Values to try of one key, with ; between those that hold a comma, or as a TOML list; every "
+    "combination of all grids is a run. Also `[sweep]` in a file.",
 )
 @click.option(
     "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time."
@@ -193,40 +211,33 @@ def sweep(
 
     Started again with the same --out, finished runs are kept and unfinished ones go on.
     """
-    with errors():
-        tables = _tables(problem)
-        combinations = read_grid(tables.pop("sweep", {}), grid)
-        flags = ConfigCommand.flags(ctx) | ({} if is_file(problem) else {"problem": problem})
-        console = Console(quiet)
-        with console, terminable():
-            folder, failed = run_sweep(tables, flags, combinations, out, jobs, console)
-        records = [
-            RunFolder(each.parent).record() for each in sorted(folder.glob("*/summary.json"))
-        ]
-        if records:
-            console.print(*compare_table(records))
-            console.print(f"report: {write_report(folder / 'comparison.html', records)}")
-        if failed:
-            raise RunError(
-                f"{len(failed)} of {len(combinations)} runs failed: {', '.join(failed)}."
-            )
+    console = Console(quiet)
+    tables = _tables(problem)
+    combinations = read_grid(tables.pop("sweep", {}), grid, console.say)
+    flags = ConfigCommand.flags(ctx) | ({} if is_file(problem) else {"problem": problem})
+    with console:
+        folder, failed = run_sweep(tables, flags, combinations, out, jobs, console)
+    records = [RunFolder(each.parent).record() for each in sorted(folder.glob("*/summary.json"))]
+    if records:
+        console.print(*compare_table(records))
+        console.print(f"report: {write_report(folder / 'comparison.html', records)}")
+    if failed:
+        raise RunError(f"{len(failed)} of {len(combinations)} runs failed: {', '.join(failed)}.")
 
 
 @fmol.command()
 @click.argument("name", required=False, type=ProblemType())
-@click.option("--data-dir", type=PATH, help="The folder with data sets.")
+@data_option
 def problems(name: str | None, data_dir: Path | None) -> None:
     """Lists the built-in problems and whether their data are found; with NAME, its options."""
-    with errors():
-        click.echo("\n".join(list_problems(name, data_dir)))
+    click.echo("\n".join(list_problems(name, data_dir)))
 
 
 @fmol.command()
-@click.option("--data-dir", type=PATH, help="The folder with data sets.")
+@data_option
 def doctor(data_dir: Path | None) -> None:
     """Says what is installed and found: versions, devices, extras, data."""
-    with errors():
-        click.echo("\n".join(check_up(data_dir)))
+    click.echo("\n".join(check_up(data_dir)))
 
 
 @fmol.command()
@@ -265,6 +276,11 @@ class Console:
         elif not self.quiet:
             click.echo(text, err=True)
 
+    def complain(self, text: str) -> None:
+        """Something that failed while the rest goes on; said even when quiet."""
+        self.close()
+        click.echo(text, err=True)
+
     def print(self, *lines: str) -> None:
         """Results."""
         self.close()
@@ -286,11 +302,17 @@ class Console:
 @contextmanager
 def terminable() -> Iterator[None]:
     """Lets SIGTERM, by which clusters stop a job, do what Ctrl-C does: checkpoint and stop."""
+    if threading.current_thread() is not threading.main_thread():  # Others hear no signals.
+        yield
+        return
 
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        # Once is enough: a cluster may tell each process, and so does a sweep those it started; the
+        # second must not break into the writing of the checkpoint.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt("terminated")
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
@@ -303,34 +325,29 @@ def errors() -> Iterator[None]:
     try:
         yield
     except StoppedError as error:
-        click.echo(str(error), err=True)
-        terminated = isinstance(error.__cause__, KeyboardInterrupt) and error.__cause__.args
-        sys.exit(TERMINATED if terminated else INTERRUPTED)
-    except KeyboardInterrupt:
-        click.echo("stopped; no round was done, nothing is lost", err=True)
-        sys.exit(INTERRUPTED)
+        stop(str(error), error.__cause__)
+    except KeyboardInterrupt as error:
+        stop("stopped", error)
     except (ConfigError, ProblemError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(MISUSED)
-    except (RunError, FmolError, OptionsError, ImportError, OSError, ValueError) as error:
-        if not (isinstance(error, RunError | FmolError) or _is_ours(error)):
-            traceback.print_exc()
-            sys.exit(FAILED)
-        click.echo(f"error: {error}", err=True)
+    except (RunError, FmolError, ImportError, OSError, ValueError) as error:
+        click.echo(f"error: {error}" if is_foreseen(error) else describe(error), err=True)
         sys.exit(FAILED)
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether fmol itself raised it, with a sentence for people; elsewhere a traceback says more."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).is_relative_to(PACKAGE)
+def stop(text: str, cause: BaseException | None) -> NoReturn:
+    """Ends the process with what is to be said, and the code of the signal that stopped it."""
+    click.echo(text, err=True)
+    terminated = isinstance(cause, KeyboardInterrupt) and cause.args
+    sys.exit(TERMINATED if terminated else INTERRUPTED)
 
 
 def _tables(problem: str) -> dict[str, Any]:
     if not is_file(problem):
         return {}
     if not Path(problem).is_file():
-        raise RunError(f"there is no file `{problem}`. Name a config file that is there.")
+        raise ProblemError(f"there is no file `{problem}`. Name a config file that is there.")
     return read_file(Path(problem))
 
 

@@ -7,7 +7,7 @@ all together, with what a file says, so that everything wrong is said at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -25,10 +25,10 @@ from fmol.config import (
     read_file,
     recommended_options,
 )
-from fmol.options import Option, explain_options, kinds_in
+from fmol.options import Option, explain_options, kinds_in, list_options
 from fmol.problems import PROBLEMS
 
-__all__ = ["AlgorithmType", "ConfigCommand", "ProblemType", "is_file"]
+__all__ = ["AlgorithmType", "ConfigCommand", "GridType", "ProblemType", "is_file"]
 
 SOURCE, GIVEN, UNKNOWN = "fmol.source", "fmol.given", "fmol.unknown"
 
@@ -76,14 +76,36 @@ class ProblemType(click.ParamType):  # type: ignore[type-arg]
         return names or [CompletionItem(incomplete, type="file")]
 
 
+class GridType(click.ParamType):  # type: ignore[type-arg]
+    """`KEY=A,B` of a sweep; the shell is offered the keys."""
+
+    name = "grid"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        source: Source | None = ctx.meta.get(SOURCE)
+        tables = source.flags().values() if source else [list_options(RunOptions)]
+        keys = ["algorithm", *(key for table in tables for key in table)]
+        wanted = incomplete.replace("-", "_")
+        return [CompletionItem(f"{key}=") for key in keys if key.startswith(wanted)]
+
+
 class ConfigCommand(click.Command):
     """A command on a problem, whose flags are the options of what its arguments name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[SOURCE] = _peek(args)
+        on_problem = any(isinstance(param.type, ProblemType) for param in self.params)
+        fits = _names_problem if on_problem else _is_run
+        at = _find_subject(args, _takes_value(self.params), fits)
+        if at is None:  # Some problem must show which flags there are.
+            subject = next(iter(PROBLEMS))
+        else:
+            subject = args[at] if on_problem else str(Path(args[at], "config.toml"))
+        ctx.meta[SOURCE] = _peek(subject, args)
         known = {name for param in self.get_params(ctx) for name in param.opts}
         known |= {name for param in self.get_params(ctx) for name in param.secondary_opts}
-        args, ctx.meta[UNKNOWN] = _set_aside(args, known)
+        args, ctx.meta[UNKNOWN] = _set_aside(args, known, at)
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -94,7 +116,10 @@ class ConfigCommand(click.Command):
         source: Source | None = ctx.meta.get(SOURCE)
         titles = {"": "Options", "run": "The run"}
         if source:
-            titles["algorithm"] = f"The algorithm, {source.algorithm}"
+            # Also where no problem was named: what stands there is not the algorithm's own default.
+            suited = hasattr(source.problem_kind, "recommended")
+            hint = f", as recommended for {source.problem}" if suited else ""
+            titles["algorithm"] = f"The algorithm, {source.algorithm}{hint}"
             titles["problem"] = f"The problem, {source.problem}"
         for group, title in titles.items():
             lines = [
@@ -136,16 +161,53 @@ def is_file(problem: str) -> bool:
     return problem.endswith(".toml")
 
 
-def _peek(args: list[str]) -> Source | None:
-    """Which problem and algorithm the arguments name, as far as that can be told."""
-    names = [each for each in args if not each.startswith("-")]
-    runs = [Path(each, "config.toml") for each in names]
-    candidates = [
-        *(each for each in names if each in PROBLEMS),
-        *(each for each in names if is_file(each) or ":" in each),
-        *(str(each) for each in runs if _is_there(each)),
-    ]
-    problem = candidates[0] if candidates else None
+def _find_subject(
+    args: Sequence[str], takes_value: Mapping[str, bool], fits: Callable[[str], bool]
+) -> int | None:
+    """Where in the arguments the problem stands, or the run to go on with; None if nowhere.
+
+    What follows a flag that takes a value is that value. Of a flag that is not known yet, since it
+    may be one of the problem's, it cannot be told: such a word is taken if there is no other.
+    """
+    surely: list[int] = []
+    perhaps: list[int] = []
+    after: list[int] | None = surely
+    for i, each in enumerate(args):
+        if each == "--":
+            return next((j for j in range(i + 1, len(args)) if fits(args[j])), None)
+        if each.startswith("-"):
+            takes = False if "=" in each else takes_value.get(each)
+            after = {True: None, False: surely, None: perhaps}[takes]
+            continue
+        if after is not None and fits(each):
+            after.append(i)
+        after = surely
+    return next(iter([*surely, *perhaps]), None)
+
+
+def _takes_value(params: Sequence[click.Parameter]) -> dict[str, bool]:
+    """Flag → whether a value follows it, of the command's own flags and those of every run."""
+    found = {"-h": False, "--help": False}
+    for param in params:
+        if isinstance(param, click.Option):
+            found |= dict.fromkeys([*param.opts, *param.secondary_opts], not param.is_flag)
+    for option in list_options(RunOptions).values():
+        found[option.flag] = option.kind is not bool
+        if option.kind is bool:
+            found[f"--no-{option.flag.removeprefix('--')}"] = False
+    return found
+
+
+def _names_problem(argument: str) -> bool:
+    return argument in PROBLEMS or is_file(argument) or ":" in argument
+
+
+def _is_run(argument: str) -> bool:
+    return _is_there(Path(argument, "config.toml"))
+
+
+def _peek(problem: str, args: Sequence[str]) -> Source | None:
+    """What a problem and the algorithm that the arguments name consist of; None if it is broken."""
     flags = {}
     for i, each in enumerate(args):
         if each.startswith("--algorithm="):
@@ -155,12 +217,8 @@ def _peek(args: list[str]) -> Source | None:
     if flags.get("algorithm", "").lower() not in ALGORITHMS:
         flags.pop("algorithm", None)
     try:
-        tables = read_file(Path(problem)) if problem and is_file(problem) else {}
-        if problem and not is_file(problem):
-            flags["problem"] = problem
-        elif not problem:
-            flags["problem"] = next(iter(PROBLEMS))
-        return find_source(tables, flags)
+        tables = read_file(Path(problem)) if is_file(problem) else {}
+        return find_source(tables, flags if is_file(problem) else {**flags, "problem": problem})
     except Exception:  # noqa: BLE001 - one's own module may raise anything.
         return None  # The command itself will say what is wrong.
 
@@ -172,18 +230,26 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _set_aside(args: list[str], known: set[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments without flags that are not known, and those by name with their values."""
-    rest, unknown = [], {}
+def _set_aside(
+    args: Sequence[str], known: Collection[str], at: int | None
+) -> tuple[list[str], dict[str, str]]:
+    """The arguments without flags that are not known, and those by name with their values.
+
+    `at` is where the problem stands, which is no flag's value.
+    """
+    rest: list[str] = []
+    unknown: dict[str, str] = {}
     i = 0
     while i < len(args):
         flag, equals, value = args[i].partition("=")
-        if not flag.startswith("--") or flag in known or flag == "--":
+        if flag == "--":
+            return [*rest, *args[i:]], unknown
+        if not flag.startswith("--") or flag in known:
             rest.append(args[i])
         else:
-            following = args[i + 1] if i + 1 < len(args) else None
-            if not equals and following is not None and not _stands_alone(following):
-                value, i = following, i + 1
+            alone = i + 1 == len(args) or i + 1 == at or _stands_alone(args[i + 1])
+            if not equals and not alone:
+                value, i = args[i + 1], i + 1
             unknown[flag.removeprefix("--").replace("-", "_")] = value
         i += 1
     return rest, unknown

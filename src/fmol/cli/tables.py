@@ -79,6 +79,9 @@ def compare_table(records: Sequence[RunRecord]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+    if any(set(record.portrait.objectives) != set(names) for record in records):
+        over = "; mean and highest are over each run's own" if len(names) > MOST else ""
+        lines.append(f"these runs do not share all objectives{over}")
     alone = [record for record in records if record.algorithm.lower() == "alone"]
     if 0 < len(alone) < len(records) and any(r.final and r.final.held_out for r in alone):
         lines.append("Alone: held-out values are means over the clients' own held-out data.")
@@ -99,8 +102,8 @@ def _columns(records: Sequence[RunRecord], names: Sequence[str]) -> list[Column]
             for n, metric in metrics.items()
         ]
     else:
-        columns.append(("loss mean", lambda r: fmean(_last(r, n) for n in names), ".4g"))
-        columns.append(("loss highest", lambda r: max(_last(r, n) for n in names), ".4g"))
+        columns.append(("loss mean", lambda r: _over(fmean, _losses(r)), ".4g"))
+        columns.append(("loss highest", lambda r: _over(max, _losses(r)), ".4g"))
         for metric in dict.fromkeys(
             metric
             for record in records
@@ -121,8 +124,18 @@ def _megabytes(record: RunRecord) -> float:
 def _mean_held_out(record: RunRecord, metric: str) -> float:
     held_out = record.final.held_out if record.final else {}
     values = [row[metric] for row in held_out.values() if metric in row]
+    return _over(fmean, values)
+
+
+def _losses(record: RunRecord) -> list[float]:
+    """Of the run's own objectives: those of other runs are not unmeasured here, there are none."""
+    return [_last(record, name) for name in record.portrait.objectives]
+
+
+def _over(sum_up: Callable[[list[float]], float], values: Sequence[float]) -> float:
+    """What `sum_up` makes of the values that are known."""
     known = [value for value in values if not math.isnan(value)]
-    return fmean(known) if known else math.nan
+    return sum_up(known) if known else math.nan
 
 
 def _last(record: RunRecord, name: str) -> float:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
+from torch import nn
+
 from fmol.federation import Federation
 from fmol.options import nearest
 
@@ -114,11 +116,12 @@ def _as_problem(found: Any, name: str) -> type:
         for each in fields(found):
             _check_option(each.name, name)
         return found
-    if callable(found) and not isinstance(found, type):
+    # A model can be called too, but not for a federation.
+    if callable(found) and not isinstance(found, type | nn.Module):
         return _from_function(found, name)
     raise ProblemError(
-        f"`{name}` is a {type(found).__name__}. Let it be a Federation, a function that returns one, "
-        "or a dataclass with `build(data_dir)`."
+        f"`{name}` is a {type(found).__name__}, where a Federation was expected, a function that "
+        "returns one, or a dataclass with `build(data_dir)`. Name one of those."
     )
 
 

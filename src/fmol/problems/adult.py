@@ -72,7 +72,7 @@ _FIRST_OF_TEST, _FIRST_OF_TRAIN = 226802, 77516
 
 @dataclass(frozen=True, kw_only=True)
 class Adult:
-    """Accuracy against demographic parity and equalised odds; `build` makes the federation.
+    """Income from a census: accuracy against demographic parity and equalised odds.
 
     `accuracy` is the cross entropy of income, `parity` and `odds` are `parity_loss` and `odds_loss`.
     An untrained model treats all alike and is perfectly fair, so plain min-norm would stay there for

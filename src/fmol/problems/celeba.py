@@ -55,7 +55,7 @@ _Read: TypeAlias = Callable[[str], bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class CelebA:
-    """Attributes of faces as binary objectives on one ResNet-18; `build` makes the federation.
+    """Attributes of faces, each a binary objective, on one ResNet-18.
 
     The whole picture is scaled to a square: cut to one it would lose hats, necklaces and neckties.
     Where images of the official validation and test parts are at hand, the held-out ones are drawn

@@ -53,7 +53,7 @@ ROWS, JOINT = 9125, 4108
 
 @dataclass(frozen=True, kw_only=True)
 class RiverFlow:
-    """Eight forecasts of one river, held out without leakage; `build` makes the federation.
+    """Eight forecasts of one river's flow, an objective each, held out without leakage.
 
     The last `test_share` of each of the two series is held out and the `gap` rows before it belong
     to nobody. A row touches the hours from 60 before it to 48 after it, so with the default gap of

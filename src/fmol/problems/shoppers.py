@@ -66,7 +66,7 @@ _SOURCES = ("Revenue", "BounceRates", "PageValues")
 
 @dataclass(frozen=True, kw_only=True)
 class Shoppers:
-    """Customer groups with objectives of their own; `build` makes the federation.
+    """Sessions of an online shop: customer groups with objectives of their own.
 
     `conversion` is the cross entropy of `Revenue`, `bounce` the squared error of `BounceRates` and
     `value` that of log(1 + `PageValues`), both in standard units of the training sessions. None of

@@ -170,14 +170,14 @@ def train(
     done = 0 if saved is None else saved.rounds
     if saved is not None and done >= options.rounds:
         say(f"all {done} rounds are done already; give more with `--rounds`")
-    with writing(folder):
-        folder.remove_end()  # What an earlier end left is not of the run as it will be.
     listeners = _listeners(folder, options, config, environment, say)
     callbacks: list[Callback] = [keeper, *listeners]
     callbacks += watch(federation, done, options.rounds) if watch else ()
     started = time.perf_counter()
     broken: BaseException | None = None
     try:
+        with writing(folder):
+            folder.remove_end()  # What an earlier end left is not of the run as it will be.
         result = fit(
             federation,
             algorithm,
@@ -206,7 +206,6 @@ def train(
         with writing(folder):
             rounds = keeper.save()
         if not rounds:
-            folder.remove_if_empty()
             raise
         raise StoppedError(
             f"stopped after {rounds} rounds; a checkpoint is written. Go on with: "
