@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from fmol import FSMGDA, Alone, Client, FedAvg, Federation, Objective, RoundReport, fit
+from fmol.participation import Number
 from fmol.problems.quadratic import Quadratic
 from fmol.record import RunRecord
 from fmol.report import write_report
@@ -73,6 +75,99 @@ def digits() -> Federation:
             )
             for i in range(4)
         ],
+    )
+
+
+def two_columns(*, labelled: bool = True, split: bool = False) -> Federation:
+    """Two objectives at four clients: the second perhaps without labels, or each client with one."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, 16, 3, generator=generator)
+    targets = torch.randn(4, 16, 2, generator=generator)
+    if not labelled:
+        targets[..., 1] = math.nan
+
+    def loss(column: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        return lambda outputs, targets: (outputs[:, column] - targets[:, column]) ** 2
+
+    held = [("left",), ("right",)] * 2 if split else [("left", "right")] * 4
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+    return Federation(
+        model,
+        [Objective("left", loss(0)), Objective("right", loss(1))],
+        [Client(f"client-{i}", (inputs[i], targets[i]), held[i]) for i in range(4)],
+    )
+
+
+def renamed(record: RunRecord, problem: str, names: dict[str, str]) -> RunRecord:
+    """The record as if its objectives had other names."""
+
+    def keys(values: Any) -> dict[str, Any]:
+        return {names[name]: value for name, value in values.items()}
+
+    def lines(clients: Any) -> Any:
+        return tuple(replace(each, objective=names[each.objective]) for each in clients)
+
+    reports = tuple(
+        replace(
+            report,
+            losses=keys(report.losses),
+            held_out=keys(report.held_out),
+            delta_norms=keys(report.delta_norms),
+            weights=keys(report.weights),
+            spread=keys(report.spread),
+            clients=lines(report.clients),
+        )
+        for report in record.reports
+    )
+    assert record.final is not None
+    final = replace(
+        record.final,
+        losses=keys(record.final.losses),
+        held_out=keys(record.final.held_out),
+        clients=lines(record.final.clients),
+    )
+    objectives = tuple(names.values())
+    clients = tuple(
+        replace(each, objectives=tuple(names[name] for name in each.objectives))
+        for each in record.portrait.clients
+    )
+    portrait = replace(record.portrait, objectives=objectives, clients=clients)
+    config = {"problem": {"name": problem}}
+    return replace(
+        record, name=problem, portrait=portrait, reports=reports, final=final, config=config
+    )
+
+
+def risen() -> RunRecord:
+    """A run in which one loss of three fell, and two rose from nearly nothing, one over its target."""
+    names = ("accuracy", "parity", "odds")
+    ends = {"accuracy": 0.4, "parity": 0.0065, "odds": 0.02}
+    base = fit(two_columns(), FSMGDA(local_steps=1, batch_size=4), rounds=1).record("risen")
+    assert base.final is not None
+    reports = tuple(
+        RoundReport(
+            round=t,
+            cohort=(),
+            losses={"accuracy": 0.7, "parity": 1.3e-7, "odds": 2e-7},
+            delta_norms=dict.fromkeys(names, 1.0),
+            weights=dict.fromkeys(names, 1 / 3),
+            protected=("parity",),
+            gap=0.0,
+            cosines=torch.eye(3),
+        )
+        for t in range(3)
+    )
+    portrait = replace(
+        base.portrait,
+        objectives=names,
+        targets={"parity": 0.01, "odds": 0.01},
+        clients=tuple(replace(each, objectives=names) for each in base.portrait.clients),
+    )
+    final = replace(base.final, round=3, losses=ends, held_out={}, clients=())
+    return replace(
+        base, portrait=portrait, reports=reports, final=final, stopped="all 3 rounds done"
     )
 
 
@@ -175,7 +270,27 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         rounds=2,
         evaluate_every=5,
     ).record(strange)
+    few: dict[str, Any] = {"local_steps": 2, "batch_size": 8}
+    refused = fit(two_columns(labelled=False), FSMGDA(**few), 6).record("refused")
+    one_each = fit(two_columns(split=True), FSMGDA(**few), 6, participation=Number(1))
+    both = fit(two_columns(), FSMGDA(**few), 6).record("both")
+    ours = renamed(both, "ours", {"left": "left", "right": "right"})
+    apart = renamed(both, "theirs", {"left": "up", "right": "down"})
+    partly = renamed(both, "theirs", {"left": "left", "right": "down"})
+    whole = write_report(folder / "whole.html", [both]).read_text(encoding="utf-8")
+    # A section that fails as it is built, and a chart that fails as it is drawn.
+    holed = re.sub(
+        '"holds":.*?]', '"holds":null', whole.replace('"cosines":', '"cosines":null,"old":')
+    )
+    broken = folder / "broken.html"
+    broken.write_text(holed, encoding="utf-8")
     return {
+        "refused": write_report(folder / "refused.html", [refused]),
+        "one-each": write_report(folder / "one-each.html", [one_each.record("one each")]),
+        "apart": write_report(folder / "apart.html", [ours, apart]),
+        "partly": write_report(folder / "partly.html", [ours, partly]),
+        "risen": write_report(folder / "risen.html", [risen()]),
+        "broken": broken,
         "single": write_report(folder / "single.html", [single], alone=alone),
         "compare": write_report(folder / "compare.html", [*runs.values(), alone]),
         "forty": write_report(folder / "forty.html", [forty()]),
@@ -236,7 +351,22 @@ def look(windows: Callable[[dict[str, int], str], Sight], files: dict[str, Path]
 # ---- what every report must do ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["single", "compare", "forty", "untrained", "odd", "unfinished"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "single",
+        "compare",
+        "forty",
+        "untrained",
+        "odd",
+        "unfinished",
+        "refused",
+        "one-each",
+        "apart",
+        "partly",
+        "risen",
+    ],
+)
 def test_a_report_opens_from_a_file_without_errors_and_without_asking_for_more(
     look: Open, name: str
 ) -> None:
@@ -253,7 +383,20 @@ def test_a_report_opens_from_a_file_without_errors_and_without_asking_for_more(
         assert (sight.count("#chart-labels .mark") > 0) == (name != "forty")
 
 
-@pytest.mark.parametrize("name", ["single", "compare", "forty", "odd"])
+def test_what_fails_says_so_and_leaves_the_rest_of_the_page(look: Open) -> None:
+    sight = look("broken")
+    assert sight.count("section") == 9
+    assert "This part could not be drawn: " in sight.texts("#conflict .nothing")[0]
+    assert "This chart could not be drawn: " in sight.texts("#chart-holdings .nothing")[0]
+    assert sight.count("#chart-losses .mark") == 2
+    assert sight.count("#chart-seconds .mark") > 0
+    # Whoever looks for what went wrong still finds it, and nothing got past the guards.
+    assert len(sight.wrong) >= 2
+    assert all(words.startswith("console: TypeError") for words in sight.wrong)
+    sight.wrong.clear()
+
+
+@pytest.mark.parametrize("name", ["single", "compare", "forty", "odd", "apart"])
 def test_a_phone_needs_no_sideways_scrolling(look: Open, name: str) -> None:
     sight = look(name, PHONE)
     assert sight.overflow() <= 0
@@ -368,6 +511,9 @@ def test_pointing_at_a_chart_tells_the_values_highest_first_and_twelve_at_most(
     sight = look("forty")
     stage = sight.page.locator("#chart-losses .stage")
     stage.scroll_into_view_if_needed()
+    # The page hears of the scrolling a frame later, and then takes away what is shown.
+    frames = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    sight.page.evaluate(frames)
     box = stage.bounding_box()
     sight.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert sight.count("#tip:visible") == 1
@@ -414,6 +560,79 @@ def test_what_was_not_measured_is_a_sentence_that_says_why(look: Open) -> None:
     assert "FedAvg" in odd.texts("#chart-certificate .nothing")[0]
     assert "No round was run" in look("untrained").texts("#chart-weights .nothing")[0]
     assert "has not ended" in " ".join(look("unfinished").texts(".words li"))
+
+
+# ---- what a reader is told -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["refused", "one-each"])
+def test_without_two_updates_in_a_round_conflict_is_a_sentence(look: Open, name: str) -> None:
+    sight = look(name)
+    assert "In no round did two objectives have an update" in sight.texts("#conflict .lead")[0]
+    assert sight.count("#conflict figure") == 0
+
+
+def test_an_objective_that_was_never_heard_is_told_in_sight(look: Open) -> None:
+    sight = look("refused")
+    first = sight.page.locator(".words > li").first
+    assert first.is_visible()
+    assert "Nothing was learned for right" in first.inner_text()
+    assert "non-finite" in first.inner_text()
+    assert "No alarm" not in " ".join(sight.texts(".words li"))
+    assert "1 of 2 objectives" in sight.texts("#overview .lead")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("apart", "share no objectives"), ("partly", "share only some objectives")]
+)
+def test_runs_with_other_objectives_are_not_ranked(look: Open, name: str, words: str) -> None:
+    sight = look(name)
+    assert "ours and theirs" in sight.texts("h1")[0]
+    lead = sight.texts("#overview .lead")[0]
+    assert words in lead
+    assert "lowest" not in lead
+    assert sight.count("td.best") == 0
+    assert "mean of all" not in sight.texts("#overview th")
+    assert sight.count('[data-value="all"]') == 0
+    assert look("compare").count("td.best") > 0
+
+
+def test_losses_that_rose_are_named_and_nothing_is_measured_by_a_start_near_zero(
+    look: Open,
+) -> None:
+    sight = look("risen")
+    fell, rose, *aims = sight.texts("#overview .lead")[0].split(". ")
+    assert fell == "The training loss fell for 1 of 3 objectives: accuracy (0.7 → 0.4, down 42.9 %)"
+    assert rose == "It rose for odds (2e−7 → 0.02) and parity (1.3e−7 → 0.0065)"
+    assert aims == [
+        "Within target: parity (0.0065, target 0.01)",
+        "Not within target: odds (0.02, target 0.01).",
+    ]
+    assert "from near 0" in sight.texts("#overview td")
+    assert "parity is partly that of a constraint" in sight.texts("#overview .say")[0]
+    assert "Left out: parity and odds" in sight.texts("#chart-radar .say")[0]
+
+
+def test_an_end_as_planned_is_told_once_and_rounds_say_how_they_are_numbered(look: Open) -> None:
+    sight = look("one-each")
+    assert "Ended as planned, after 6 rounds." in sight.texts(".words > li")
+    assert "6numbered 0 to 5" in sight.texts(".tile")[0]
+
+
+def test_an_untrained_report_speaks_of_its_algorithm(look: Open) -> None:
+    assert "given" not in look("untrained").texts("#direction .lead")[0]
+    assert "given" in look("odd").texts("#direction .lead")[0]
+
+
+def test_a_table_that_is_cut_off_says_that_it_scrolls(look: Open) -> None:
+    sight = look("risen", PHONE)
+    assert sight.texts("#overview .hint:visible") == ["scroll for more columns →"]
+    assert sight.count("#overview .scroller.more-right") == 1
+    sight.page.locator("#overview .scroll").evaluate("node => { node.scrollLeft = 9999; }")
+    sight.page.wait_for_selector("#overview .scroller:not(.more-right)")
+    # The names stay in sight while the numbers move.
+    assert sight.boxes("#overview tbody th")[0][0] >= 0
+    assert look("risen").count("#overview .hint:visible") == 0
 
 
 @pytest.mark.parametrize("name", ["single", "compare", "forty", "odd"])

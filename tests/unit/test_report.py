@@ -216,6 +216,31 @@ def test_runs_on_different_objectives_can_stand_beside_one_another() -> None:
     assert payload["runs"][1]["cosines"]["objectives"] == [1, 2]
 
 
+def test_the_title_names_every_problem_that_is_compared() -> None:
+    runs = [record(name=name, config={"problem": {"name": name}}) for name in ("adult", "river")]
+    assert build_payload(runs)["title"] == "adult and river: 2 runs compared"
+    more = [record(name=str(i), config={"problem": f"p{i}"}) for i in range(5)]
+    assert build_payload(more)["title"] == "p0, p1 and others: 5 runs compared"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "config", "found"),
+    [
+        ("FSMGDA", {}, True),
+        ("mgd", {"algorithm": {"name": "mgd", "rule": "min-norm"}}, True),
+        ("FSMGDA", {"algorithm": {"rule": {"name": "fixed", "weights": {"a": 1}}}}, False),
+        ("FedAvg", {}, False),
+        ("alone", {}, False),
+    ],
+)
+def test_whether_weights_are_found_is_the_algorithms_affair(
+    algorithm: str, config: dict[str, Any], found: bool
+) -> None:
+    for rounds in (0, 3):
+        (run,) = build_payload([record(rounds, algorithm=algorithm, config=config)])["runs"]
+        assert run["finds_weights"] is found
+
+
 def test_what_clients_reach_alone_stands_beside_what_they_reach_together() -> None:
     alone = record(algorithm="Alone", name="alone", loss=0.5)
     beside = build_payload([record()], alone=alone)
@@ -295,6 +320,40 @@ def test_refusals_missing_objectives_and_notes_are_told() -> None:
     ):
         assert words in told
     assert run["notes"] == ["resumed"]
+
+
+def test_an_objective_that_was_never_heard_is_told_with_the_first_refusal() -> None:
+    refusals = tuple(Refusal(0, "c1", name, f"no {name}") for name in ("a", "b"))
+    reports = (
+        round_report(0, refused=refusals, missing=("a", "b")),
+        round_report(1, missing=("b",)),
+    )
+    (run,) = build_payload([record(2, reports=reports)])["runs"]
+    assert run["unheard"] == [{"objective": "b", "reason": str(refusals[1])}]
+    assert [fact for fact in run["facts"] if "`b`" in fact] == []
+    assert build_payload([record(0)])["runs"][0]["unheard"] == []
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [
+        ([2], "in round 2."),
+        ([1, 2, 3], "in rounds 1 to 3."),
+        ([0, 1, 2, 3, 4, 5], "in all 6 rounds."),
+        ([1, 4], "in 2 of 6 rounds, between round 1 and round 4."),
+    ],
+)
+def test_rounds_are_told_without_mixing_how_many_and_which(rounds: list[int], words: str) -> None:
+    reports = tuple(round_report(t, silent=("c0",) if t in rounds else ()) for t in range(6))
+    (run,) = build_payload([record(6, reports=reports)])["runs"]
+    assert run["facts"] == [f"Some clients that were asked did not answer {words}"]
+
+
+def test_a_protected_objective_has_the_weight_of_a_constraint() -> None:
+    reports = (round_report(0, protected=("a",)), round_report(1, protected=("a",)))
+    (run,) = build_payload([record(2, reports=reports)])["runs"]
+    assert run["protected"] == [2, 0]
+    assert "weight there is that of a constraint" in run["facts"][0]
 
 
 def test_a_run_that_has_not_ended_says_so() -> None:

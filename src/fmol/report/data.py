@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fmol.algorithms.mixture import MIXTURE
 from fmol.engines.seam import ClientRecord
 from fmol.grouping import RunGroup, algorithm_name, group_records
 from fmol.metrics import conflict, conflict_rate
@@ -41,6 +42,9 @@ SCALARS = {
 }
 LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "gap", "violation", "disparity", "unfair")
 HIGHER_IS_BETTER = ("accuracy", "auc", "f1", "precision", "recall", "r2", "score")
+
+MIXING = ("FedAvg", "Alone")
+"""Algorithms that train a mixture of objectives with weights that are given."""
 
 Payload = dict[str, Any]
 
@@ -100,7 +104,8 @@ def better(metric: str) -> str:
 
 
 def _title(records: Sequence[RunRecord], groups: Sequence[RunGroup]) -> str:
-    problem = problem_name(records[0])
+    problems = list(dict.fromkeys(filter(None, map(problem_name, records))))
+    problem = _listed(problems if len(problems) < 4 else [*problems[:2], "others"])
     if len(groups) > 1:
         return f"{problem}: {len(groups)} runs compared" if problem else f"{len(groups)} runs"
     label = groups[0].label
@@ -113,6 +118,15 @@ def problem_name(record: RunRecord) -> str:
     if isinstance(problem, Mapping):
         problem = problem.get("name", "")
     return str(problem)
+
+
+def finds_weights(record: RunRecord) -> bool:
+    """Whether a round finds the weights of objectives; otherwise they are given before the run."""
+    chosen = record.config.get("algorithm")
+    rule = chosen.get("rule") if isinstance(chosen, Mapping) else None
+    if isinstance(rule, Mapping):
+        rule = rule.get("name")
+    return not (str(rule).lower() == "fixed" or algorithm_name(record) in MIXING)
 
 
 # ---- one run ---------------------------------------------------------------------------------
@@ -137,6 +151,7 @@ def _run(record: RunRecord, names: Sequence[str], most: int, cosine_rounds: int)
         "stopped": record.stopped,
         "finished": final is not None,
         "alone": is_alone(record),
+        "finds_weights": finds_weights(record),
         "done": len(reports),
         "sampled": len(some) < len(reports),
         "evaluated": measured[-1].evaluated if measured else "",
@@ -162,6 +177,8 @@ def _run(record: RunRecord, names: Sequence[str], most: int, cosine_rounds: int)
         "clients": _clients(record, names),
         "alarms": _alarms(reports),
         "refused": _refused(record),
+        "unheard": _unheard(record),
+        "protected": [sum(name in r.protected for r in reports) for name in names],
         "facts": list(_facts(record)),
         "notes": list(record.notes),
         "config": [[key, _toml(value)] for key, value in _flat(record.config)],
@@ -345,44 +362,78 @@ def _refused(record: RunRecord) -> Payload:
     return {"count": len(refused), "first": [str(refusal) for refusal in refused[:MOST_WORDS]]}
 
 
+def _unheard(record: RunRecord) -> list[Payload]:
+    """Objectives without an update in any round, each with the first refusal that tells why."""
+    if not record.reports:
+        return []
+    never = set.intersection(*(set(report.missing) for report in record.reports))
+    refused = [refusal for report in record.reports for refusal in report.refused]
+    return [
+        {
+            "objective": name,
+            "reason": next((str(r) for r in refused if r.objective in (name, MIXTURE)), ""),
+        }
+        for name in record.portrait.objectives
+        if name in never
+    ]
+
+
 def _facts(record: RunRecord) -> Iterator[str]:
     """What happened in some rounds and would be missed in a chart."""
     reports = record.reports
-    for field, what in (
-        ("missing", "had no update"),
-        ("protected", "was protected: at its target, so not pulled and not hurt"),
-    ):
-        seen: dict[str, list[int]] = {}
-        for report in reports:
-            for name in getattr(report, field):
-                seen.setdefault(name, []).append(report.round)
-        for name, rounds in seen.items():
-            yield f"Objective `{name}` {what} in {_count(rounds)}."
+    count = partial(_count, total=len(reports))
+    unheard = [each["objective"] for each in _unheard(record)]
+    for name, rounds in _rounds_by_objective(reports, "missing").items():
+        if name not in unheard:
+            yield f"Objective `{name}` had no update in {count(rounds)}."
+    for name, rounds in _rounds_by_objective(reports, "protected").items():
+        yield (
+            f"Objective `{name}` was protected in {count(rounds)}: at its target, so it did not pull, "
+            "and no step was to hurt it. Its weight there is that of a constraint."
+        )
     silent = [report.round for report in reports if report.silent]
     if silent:
-        yield f"Some clients that were asked did not answer in {_count(silent)}."
+        yield f"Some clients that were asked did not answer in {count(silent)}."
     held = [report.round for report in reports if report.held]
     if held and not is_alone(record):
-        yield f"The model stayed what it was in {_count(held)}."
+        yield f"The model stayed what it was in {count(held)}."
     broken: dict[str, list[int]] = {}
     for report in reports:
         for name, loss in report.losses.items():
             if math.isinf(loss):
                 broken.setdefault(name, []).append(report.round)
     for name, rounds in broken.items():
-        yield f"The training loss of `{name}` was infinite in {_count(rounds)}; not drawn."
+        yield f"The training loss of `{name}` was infinite in {count(rounds)}; not drawn."
     noted: dict[str, list[int]] = {}
     for report in reports:
         for note in report.notes:
             noted.setdefault(note, []).append(report.round)
     for note, rounds in list(noted.items())[:MOST_WORDS]:
-        yield f"{note} (in {_count(rounds)})"
+        yield f"{note} (in {count(rounds)})"
 
 
-def _count(rounds: Sequence[int]) -> str:
+def _rounds_by_objective(reports: Sequence[RoundReport], field: str) -> dict[str, list[int]]:
+    seen: dict[str, list[int]] = {}
+    for report in reports:
+        for name in getattr(report, field):
+            seen.setdefault(name, []).append(report.round)
+    return seen
+
+
+def _count(rounds: Sequence[int], total: int) -> str:
+    """Which rounds of `total`, in words that do not mix numbers of rounds with their names."""
+    first, last = rounds[0], rounds[-1]
     if len(rounds) == 1:
-        return f"round {rounds[0]}"
-    return f"{len(rounds)} rounds, the first {rounds[0]}, the last {rounds[-1]}"
+        return f"round {first}"
+    if len(rounds) == total:
+        return f"all {total} rounds"
+    if len(rounds) == last - first + 1:
+        return f"rounds {first} to {last}"
+    return f"{len(rounds)} of {total} rounds, between round {first} and round {last}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)
 
 
 def _portrait(record: RunRecord) -> Payload:

@@ -41,6 +41,12 @@ const hideTip = () => {
   tip.hidden = true;
 };
 
+/** The sentence in place of what could not be drawn; the console has the whole error. */
+function failed(what, error) {
+  console.error(error);
+  return `This ${what} could not be drawn: ${error.message}.`;
+}
+
 /** A figure: {id, title, say, controls, draw(width, look, exporting), below()}.
  *  `draw` gives a chart, or a sentence that says why there is none. `say` may be a function. */
 function makeCard({ id, title, say, controls = [], draw, below, wide }) {
@@ -86,8 +92,13 @@ function makeCard({ id, title, say, controls = [], draw, below, wide }) {
     const width = Math.floor(stage.clientWidth);
     if (!width) return;
     card.width = width;
-    words.replaceChildren(...prose(typeof say === "function" ? say() : say || ""));
-    const chart = draw(width, theme(), false);
+    let chart;
+    try {
+      words.replaceChildren(...prose(typeof say === "function" ? say() : say || ""));
+      chart = draw(width, theme(), false);
+    } catch (error) {
+      chart = failed("chart", error);
+    }
     if (typeof chart === "string") {
       card.drawn = null;
       stage.replaceChildren(el("p", { class: "nothing" }, prose(chart)));

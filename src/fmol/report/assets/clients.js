@@ -11,8 +11,11 @@ function holdings() {
     p.size > p.clients.length
       ? ` ${whole(p.clients.length)} of ${whole(p.size)} clients are drawn, evenly spread.`
       : "";
+  const inWords = (p) =>
+    `${many(p.size, "client")}, ${many(p.objectives.length, "objective")}${known(p.held_out) ? `, and ${many(p.held_out, "sample")} held out at the server` : ""}.`;
   const one = { at: 0 },
-    two = { at: 0, column: Object.keys(portraits[0].labels)[0] };
+    two = { at: Math.max(0, portraits.findIndex((p) => Object.keys(p.labels).length)) };
+  two.column = Object.keys(portraits[two.at].labels)[0];
   const first = makeCard({
     id: "holdings",
     title: "Which client holds which objective",
@@ -66,7 +69,7 @@ function holdings() {
   const controls = [];
   if (portraits.length > 1)
     controls.push(
-      pick("Federation", federations, 0, (v) => {
+      pick("Federation", federations, two.at, (v) => {
         two.at = Number(v);
         redraw("labels")();
       }),
@@ -132,7 +135,11 @@ function holdings() {
   section(
     "holdings-section",
     "Who has what",
-    `${many(portraits[0].size, "client")}, ${many(portraits[0].objectives.length, "objective")}${known(portraits[0].held_out) ? `, and ${many(portraits[0].held_out, "sample")} held out at the server` : ""}.`,
+    portraits.length === 1
+      ? inWords(portraits[0])
+      : portraits.length > 3
+        ? `The runs are on ${portraits.length} federations; choose one at each chart.`
+        : portraits.map((p, i) => `Federation ${federations[i][1]}: ${inWords(p)}`).join(" "),
     grid(first, second),
   );
 }
@@ -291,9 +298,9 @@ function clientsCards() {
       return `What taking part brings over training alone (${many(now.other.rounds, "round")}), ${when(now)}. Blue: better off than alone; orange: worse off. ${up} of ${count} pairs of client and objective are better off.${state.measure === "loss" ? " On training data a client alone is hard to beat: it may learn its few samples by heart." : ""}${part}`;
     },
     draw(width, look, exporting) {
-      const now = prepare(),
-        chosen = visibleObjectives();
+      const now = prepare();
       if (!now) return "No loss of a single client was recorded.";
+      const chosen = visibleObjectives().filter((s) => has(now.run, s));
       if (!chosen.length) return NONE_SHOWN;
       const { ids, cell, plain } = now,
         values = ids.flatMap((_, r) => chosen.map((s) => cell(r, s))).filter(known);
@@ -371,9 +378,9 @@ function clientsCards() {
     say: () =>
       `Each dot is a client, the bar their median: the longer a row, the more the model suits some clients better than others.${prepare() && !prepare().plain ? ` ${state.view === "ratio" ? "At 1" : "At 0"} a client is as well off as alone.` : ""}`,
     draw(width, look, exporting) {
-      const now = prepare(),
-        chosen = visibleObjectives();
+      const now = prepare();
       if (!now) return "No loss of a single client was recorded.";
+      const chosen = visibleObjectives().filter((s) => has(now.run, s));
       if (!chosen.length) return NONE_SHOWN;
       const rows = chosen.map((s) => ({
         name: manyObjectives ? `${s + 1} ${objectives[s]}` : objectives[s],

@@ -18,11 +18,20 @@ function conflicts() {
                 .filter(([, r]) => r.length)
                 .map(([g, r]) => `${percent(mean(r))} in \`${g.label}\``),
             )}.`;
+  const able = runs.map((r, i) => i).filter((i) => runs[i].cosines.rounds.length);
+  if (objectives.length > 1 && anyRate && !able.length) {
+    section(
+      "conflict",
+      "Conflict between objectives",
+      "In no round did two objectives have an update that could be compared, so whether they are in conflict is not known.",
+    );
+    return;
+  }
   if (objectives.length < 2 || !anyRate) {
     section("conflict", "Conflict between objectives", lead);
     return;
   }
-  const state = { key: "lowest", run: runs.findIndex((r) => r.cosines.rounds.length) };
+  const state = { key: "lowest", run: able[0] };
   const lines = makeCard({
     id: "cosines",
     title: "How opposed the updates are",
@@ -83,8 +92,7 @@ function conflicts() {
   });
   const places = () => runs[state.run].cosines.rounds;
   const slider = slide("Round", places(), places().length - 1, () => redraw("pairs")());
-  const controls = [slider],
-    able = runs.map((r, i) => i).filter((i) => runs[i].cosines.rounds.length);
+  const controls = [slider];
   if (able.length > 1)
     controls.unshift(
       pick(

@@ -11,6 +11,22 @@ const objectiveKeys = (s) => ({ "data-objective": s });
 const groupKeys = (g) => ({ "data-run": g });
 const redraw = (id) => () => cards.find((card) => card.id === id).render();
 const firstRun = (g) => runs[groups[g].runs[0]];
+const objectivesOf = (run) => data.portraits[run.portrait].objectives;
+/** Whether a run has objective `s` at all. */
+const has = (run, s) => objectivesOf(run).includes(objectives[s]);
+const problems = [...new Set(runs.map((r) => r.problem).filter(Boolean))];
+/** Objectives that all runs have; and whether runs can be ranked: all objectives, one problem. */
+const shared = objectives.filter((_, s) => runs.every((r) => has(r, s)));
+const comparable = shared.length === objectives.length && problems.length < 2;
+const several = (values, say = whole) => {
+  const found = [...new Set(values)].sort((a, b) => a - b);
+  return found.length > 1 ? `${say(found[0])}–${say(found[found.length - 1])}` : say(found[0]);
+};
+const listedCode = (names, most = 4) =>
+  listed([
+    ...names.slice(0, most).map((n) => `\`${n}\``),
+    ...(names.length > most ? [`${names.length - most} more`] : []),
+  ]);
 const NONE_SHOWN = "No objective is chosen. Choose some in the bar above.";
 const NO_RUN_SHOWN = "No run is chosen. Choose some in the bar above.";
 
@@ -28,10 +44,11 @@ function section(id, title, lead, ...children) {
 }
 const stack = (...children) => el("div", { class: "stack" }, children);
 const grid = (...children) => el("div", { class: "grid" }, children);
-const table = (head, rows, label) =>
-  el(
+/** A table that scrolls where it is too large, and says so while part of it is out of sight. */
+function table(head, rows, label) {
+  const area = el(
     "div",
-    { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": label, onscroll: () => hintAt(area) },
     el(
       "table",
       {},
@@ -47,6 +64,17 @@ const table = (head, rows, label) =>
       el("tbody", {}, rows),
     ),
   );
+  return el("div", { class: "scroller" }, area, el("p", { class: "hint", "aria-hidden": "true" }));
+}
+function hintAt(area) {
+  const right = area.scrollWidth - area.clientWidth,
+    down = area.scrollHeight - area.clientHeight;
+  area.parentNode.classList.toggle("more-right", right - area.scrollLeft > 1);
+  area.parentNode.classList.toggle("more-down", down - area.scrollTop > 1);
+  const more = [right > 1 ? "columns →" : "", down > 1 ? "rows ↓" : ""].filter(Boolean);
+  area.nextSibling.textContent = more.length ? `scroll for more ${more.join(" and ")}` : "";
+}
+const hintAtMore = () => document.querySelectorAll(".scroller > .scroll").forEach(hintAt);
 const swatch = (color, pattern) =>
   sv(
     "svg",
@@ -66,7 +94,7 @@ const swatch = (color, pattern) =>
 
 function buildTop() {
   const run = runs[0],
-    portrait = data.portraits[0];
+    sizes = data.portraits.map((p) => p.size);
   const parts = single
     ? [
         run.problem,
@@ -74,13 +102,16 @@ function buildTop() {
         groups[0].runs.length > 1 ? many(groups[0].runs.length, "seed") : `seed ${run.seed}`,
       ]
     : [
-        run.problem,
+        listed(problems),
         many(groups.length, "run"),
         seeds > 1
           ? `${groups.every((g) => g.runs.length === seeds) ? "" : "up to "}${many(seeds, "seed")} each`
           : "",
       ];
-  parts.push(many(portrait.size, "client"), many(objectives.length, "objective"));
+  parts.push(
+    `${several(sizes)} ${Math.max(...sizes) === 1 ? "client" : "clients"}`,
+    many(objectives.length, "objective"),
+  );
   const toggle = el("button", {
     type: "button",
     id: "theme",
@@ -111,6 +142,7 @@ function applyTheme() {
   buildBar();
   fillSwatches();
   renderAll();
+  hintAtMore();
 }
 function fillSwatches() {
   for (const cell of document.querySelectorAll("[data-swatch]")) {

@@ -18,39 +18,113 @@ function spreadOf(values) {
   if (!values.length) return "–";
   return values.length > 1 ? `${fmt(mean(values), 3)} ± ${fmt(deviation(values), 2)}` : fmt(values[0]);
 }
-/** Objective → loss at the end divided by that at the start. */
-const falls = (g) =>
-  objectives.map((_, s) => {
-    const start = starts(g, s, "loss"),
-      end = finals(g, s, "loss");
-    return start.length && end.length && mean(start) > 0 ? mean(end) / mean(start) : null;
-  });
+const zeroStarts = new Map();
+/** Whether objective `s` begins, in some run, with a loss so near zero that nothing can be measured by it. */
+function fromZero(s, measure = "loss") {
+  if (!zeroStarts.has(measure)) {
+    const found = new Set();
+    groups.forEach((_, g) => {
+      const begun = objectives
+        .map((_, o) => [o, starts(g, o, measure)])
+        .filter(([, values]) => values.length)
+        .map(([o, values]) => [o, Math.abs(mean(values))]);
+      const least = Math.max(1e-6, 1e-5 * Math.max(0, ...begun.map(([, v]) => v)));
+      for (const [o, v] of begun) if (v <= least) found.add(o);
+    });
+    zeroStarts.set(measure, found);
+  }
+  return zeroStarts.get(measure).has(s);
+}
+/** Loss at the end divided by that at the start; null where one is unknown or the start near zero. */
+function fallOf(g, s) {
+  const start = starts(g, s, "loss"),
+    end = finals(g, s, "loss");
+  if (!start.length || !end.length || !(mean(start) > 0) || fromZero(s)) return null;
+  return mean(end) / mean(start);
+}
+const falls = (g) => objectives.map((_, s) => fallOf(g, s));
+
+const MOST_TOLD = 3;
+/** Where the losses of a single run went: what fell, and by name what did not. */
+function course() {
+  if (runs[0].done === 0) return "No round was run: these are the losses of the untrained model.";
+  const ends = objectives
+    .map((_, s) => ({ s, start: starts(0, s, "loss"), end: finals(0, s, "loss"), fall: fallOf(0, s) }))
+    .filter(({ start, end }) => start.length && end.length)
+    .map((each) => ({ ...each, start: mean(each.start), end: mean(each.end) }));
+  if (!ends.length) return "No training loss was measured at both ends of this run.";
+  const words = ({ s, start, end, fall }) => {
+    const change = !known(fall)
+      ? ""
+      : fall <= 1
+        ? `, down ${percent(1 - fall)}`
+        : `, up ${percent(fall - 1)}`;
+    return `\`${objectives[s]}\` (${fmt(start, 3)} → ${fmt(end, 3)}${change})`;
+  };
+  const named = (those) =>
+    listed([
+      ...those.slice(0, MOST_TOLD).map(words),
+      ...(those.length > MOST_TOLD ? [`${those.length - MOST_TOLD} more`] : []),
+    ]);
+  // Those without a ratio stand behind the others: from near zero, most and least mean little.
+  const order = (a, b) => (a.fall ?? Infinity) - (b.fall ?? Infinity) || a.s - b.s;
+  const fell = ends.filter((e) => e.end < e.start).sort(order),
+    rose = ends.filter((e) => e.end > e.start).sort((a, b) => b.end - b.start - (a.end - a.start)),
+    same = ends.filter((e) => e.end === e.start);
+  const rated = fell.filter((e) => known(e.fall));
+  const which =
+    fell.length <= 1 || rated.length < 2
+      ? named(fell)
+      : `most for ${words(rated[0])}, least for ${words(rated[rated.length - 1])}`;
+  const whose =
+    fell.length < objectives.length
+      ? ` for ${fell.length || "none"} of ${many(objectives.length, "objective")}`
+      : ends.length === 1
+        ? ""
+        : ends.length === 2
+          ? " for both objectives"
+          : ` for all ${ends.length} objectives`;
+  const told = [`The training loss fell${whose}${fell.length ? `: ${which}` : ""}.`];
+  if (rose.length) told.push(`It rose for ${named(rose)}.`);
+  if (same.length) told.push(`It stayed what it was for ${listedCode(same.map((e) => objectives[e.s]))}.`);
+  const unknown = objectives.filter((_, s) => !ends.some((e) => e.s === s));
+  if (unknown.length) told.push(`It was not measured at both ends for ${listedCode(unknown)}.`);
+  return told.join(" ");
+}
+/** Which objectives with a target are within it at the end; empty where none has one. */
+function aims() {
+  const targets = data.portraits[0].targets;
+  const aimed = objectives
+    .map((name, s) => ({ name, goal: targets[name], end: finals(0, s, "loss") }))
+    .filter(({ goal, end }) => known(goal) && end.length)
+    .map((each) => ({ ...each, end: mean(each.end) }));
+  const words = (those) =>
+    listed([
+      ...those
+        .slice(0, MOST_TOLD)
+        .map(({ name, end, goal }) => `\`${name}\` (${fmt(end, 3)}, target ${fmt(goal, 3)})`),
+      ...(those.length > MOST_TOLD ? [`${those.length - MOST_TOLD} more`] : []),
+    ]);
+  const within = aimed.filter((e) => e.end <= e.goal),
+    beyond = aimed.filter((e) => !(e.end <= e.goal));
+  return [
+    within.length ? `Within target: ${words(within)}.` : "",
+    beyond.length ? `Not within target: ${words(beyond)}.` : "",
+  ]
+    .filter(Boolean)
+    .join(" ");
+}
+/** Why runs cannot be ranked. */
+const whyApart = () =>
+  shared.length === objectives.length
+    ? `These runs are of different problems (${listedCode(problems)})`
+    : shared.length
+      ? `These runs share only some objectives (${listedCode(shared)})`
+      : "These runs share no objectives";
 
 function summary() {
-  if (single) {
-    const ratios = falls(0)
-      .map((v, s) => [v, s])
-      .filter(([v]) => known(v))
-      .sort((a, b) => a[0] - b[0]);
-    if (!ratios.length) return "No training loss was measured at both ends of this run.";
-    if (runs[0].done === 0) return "No round was run: these are the losses of the untrained model.";
-    const fell = ratios.filter(([v]) => v < 1).length,
-      words = ([v, s]) => {
-        const change = v <= 1 ? `down ${percent(1 - v)}` : `up ${percent(v - 1)}`;
-        return `\`${objectives[s]}\` (${fmt(mean(starts(0, s, "loss")), 3)} → ${fmt(mean(finals(0, s, "loss")), 3)}, ${change})`;
-      };
-    const all =
-      fell === ratios.length
-        ? fell === 1
-          ? "The training loss fell"
-          : fell === 2
-            ? "The training loss fell for both objectives"
-            : `The training loss fell for all ${fell} objectives`
-        : `The training loss fell for ${fell} of ${ratios.length} objectives`;
-    return ratios.length > 1
-      ? `${all}: most for ${words(ratios[0])}, least for ${words(ratios[ratios.length - 1])}.`
-      : `${all}: ${words(ratios[0])}.`;
-  }
+  if (single) return [course(), aims()].filter(Boolean).join(" ");
+  if (!comparable) return `${whyApart()}, so they are shown beside one another and not ranked.`;
   const scores = groups
     .map((_, g) => [falls(g).filter(known), g])
     .filter(([v, g]) => v.length && !firstRun(g).alone)
@@ -58,17 +132,19 @@ function summary() {
   if (!scores.length) return "No training loss was measured in these runs.";
   const best = [...scores].sort((a, b) => a[0] - b[0])[0],
     worst = [...scores].sort((a, b) => a[1] - b[1])[0];
+  const zeros = objectives.filter((_, s) => fromZero(s));
+  const but = zeros.length ? ` Left out of this: ${listedCode(zeros)}, which began near zero.` : "";
   const worstOf = Math.max(...scores.map((s) => s[0]));
   if (scores.length > 1 && worstOf <= 1.01 * best[0])
-    return `All runs end with about the same training loss: on average over objectives ${percent(best[0])} of where they started.`;
+    return `All runs end with about the same training loss: on average over objectives ${percent(best[0])} of where they started.${but}`;
   const about = `\`${groups[best[2]].label}\` ends with the lowest training loss on average over objectives, ${percent(best[0])} of where it started`;
   return best[2] === worst[2]
-    ? `${about}; its worst objective is also the best of all runs' worst, at ${percent(worst[1])}.`
-    : `${about}; the worst-off objective does best in \`${groups[worst[2]].label}\`, at ${percent(worst[1])}.`;
+    ? `${about}; its worst objective is also the best of all runs' worst, at ${percent(worst[1])}.${but}`
+    : `${about}; the worst-off objective does best in \`${groups[worst[2]].label}\`, at ${percent(worst[1])}.${but}`;
 }
 
 function headline() {
-  const portrait = data.portraits[0],
+  const portraits = data.portraits,
     tile = (name, value, note) =>
       el(
         "div",
@@ -77,12 +153,16 @@ function headline() {
         el("b", {}, value),
         note ? el("small", {}, note) : null,
       );
-  const done = [...new Set(runs.map((r) => r.done))].sort((a, b) => a - b);
+  const most = Math.max(...runs.map((r) => r.done));
   const tiles = [
-    tile("rounds", done.length > 1 ? `${whole(done[0])}–${whole(done[done.length - 1])}` : whole(done[0])),
-    tile("clients", whole(portrait.size)),
+    tile("rounds", several(runs.map((r) => r.done)), most > 1 ? `numbered 0 to ${whole(most - 1)}` : ""),
+    tile("clients", several(portraits.map((p) => p.size))),
     tile("objectives", whole(objectives.length)),
-    tile("model", portrait.model, `${whole(portrait.parameters)} parameters`),
+    tile(
+      "parameters",
+      several(portraits.map((p) => p.parameters)),
+      `model ${listed([...new Set(portraits.map((p) => p.model))])}`,
+    ),
   ];
   if (single)
     tiles.push(
@@ -106,10 +186,28 @@ function headline() {
   const words = [];
   const multiple = runs.length > 1;
   const who = (run, r) => (multiple ? [el("b", {}, `${run.name}, seed ${run.seed}`), ": "] : []);
+  runs.forEach((run, r) => {
+    for (const { objective, reason } of run.unheard)
+      words.push(
+        el(
+          "li",
+          { class: "alarm" },
+          who(run, r),
+          el("b", {}, "Nothing was learned for ", el("code", {}, objective)),
+          `: it had no update in any of ${many(run.done, "round")}. `,
+          prose(reason ? `The first that was refused: ${reason}.` : "No client that was asked sent one."),
+        ),
+      );
+  });
   const stops = new Map();
   runs.forEach((run) => {
+    const planned = run.stopped === `all ${run.done} rounds done`;
     const text = run.finished
-      ? `Ended after ${many(run.done, "round")}: ${run.stopped || "no reason was recorded"}.`
+      ? planned
+        ? run.done
+          ? `Ended as planned, after ${many(run.done, "round")}.`
+          : "No round was asked for."
+        : `Ended after ${many(run.done, "round")}: ${(run.stopped || "no reason was recorded").replace(/\.$/, "")}.`
       : `This run has not ended: ${many(run.done, "round")} so far, and the trained model was not evaluated.`;
     stops.set(text, [...(stops.get(text) || []), run]);
   });
@@ -180,7 +278,9 @@ function headline() {
     for (const fact of [...run.facts, ...run.notes])
       words.push(el("li", { class: "note" }, who(run, r), prose(fact)));
   });
-  if (!alarms) words.push(el("li", { class: "quiet" }, "No alarm stood at any time."));
+  // Quiet would be misread beside an objective that was never heard.
+  if (!alarms && !runs.some((run) => run.unheard.length))
+    words.push(el("li", { class: "quiet" }, "No alarm stood at any time."));
 
   section(
     "overview",
@@ -207,7 +307,7 @@ function finalTable() {
   const rows = objectives.map((name, s) => {
     const start = starts(0, s, "loss"),
       end = finals(0, s, "loss");
-    const change = start.length && end.length && mean(start) > 0 ? mean(end) / mean(start) - 1 : null;
+    const fall = fallOf(0, s);
     const weights = groups[0].runs.flatMap((r) => runs[r].weights[s].filter(known));
     const goal = targets[name];
     return el(
@@ -217,7 +317,11 @@ function finalTable() {
       [
         spreadOf(start),
         spreadOf(end),
-        known(change) ? (change > 0 ? "+" : "") + percent(change) : "–",
+        known(fall)
+          ? (fall > 1 ? "+" : "") + percent(fall - 1)
+          : start.length && end.length && fromZero(s)
+            ? "from near 0"
+            : "–",
         ...measures.slice(1).map((m) => spreadOf(finals(0, s, m))),
         weights.length ? fmt(mean(weights), 3) : "–",
         ...(aimed
@@ -230,10 +334,18 @@ function finalTable() {
       ].map((text) => el("td", {}, text)),
     );
   });
-  const note = groups[0].runs.length > 1 ? "Mean ± standard deviation over seeds." : "";
+  const spared = objectives.filter((_, s) => groups[0].runs.some((r) => runs[r].protected[s]));
+  const note = [
+    groups[0].runs.length > 1 ? "Mean ± standard deviation over seeds." : "",
+    spared.length
+      ? `The weight of ${listedCode(spared)} is partly that of a constraint: while protected, an objective does not pull, but has a weight where the direction is turned to spare it.`
+      : "",
+  ]
+    .filter(Boolean)
+    .join(" ");
   return [
     el("h3", {}, "Where each objective ended"),
-    note ? el("p", { class: "say" }, note) : null,
+    note ? el("p", { class: "say" }, prose(note)) : null,
     table(head, rows, "Final losses and metrics"),
   ];
 }
@@ -249,7 +361,7 @@ function compareTable() {
       // Within one percent of the best is as good as the best; where all are, none stands out.
       const found = means.map((row, g) => (firstRun(g).alone ? null : pickOf(row))),
         k = found.filter(known);
-      if (k.length < 2 || !(lower || higher)) return found.map(() => false);
+      if (!comparable || k.length < 2 || !(lower || higher)) return found.map(() => false);
       const top = lower ? Math.min(...k) : Math.max(...k),
         near = (v) => known(v) && Math.abs(v - top) <= 0.01 * Math.abs(top);
       return k.every(near) ? found.map(() => false) : found.map(near);
@@ -260,7 +372,8 @@ function compareTable() {
     };
     const bold = objectives.map((_, s) => best((row) => row[s])),
       boldAll = best(overall);
-    const head = ["run", "seeds", "rounds", ...(objectives.length > 1 ? ["mean of all"] : []), ...objectives];
+    const averaged = objectives.length > 1 && comparable;
+    const head = ["run", "seeds", "rounds", ...(averaged ? ["mean of all"] : []), ...objectives];
     const rows = groups.map((group, g) =>
       el(
         "tr",
@@ -268,7 +381,7 @@ function compareTable() {
         el("th", { scope: "row" }, swatchFor("run", g), el("span", {}, group.label)),
         el("td", {}, whole(group.runs.length)),
         el("td", {}, listed([...new Set(group.runs.map((r) => whole(runs[r].done)))])),
-        objectives.length > 1
+        averaged
           ? el("td", { class: boldAll[g] ? "best" : null }, fmt(overall(means[g])))
           : null,
         objectives.map((_, s) => el("td", { class: bold[s][g] ? "best" : null }, spreadOf(values[g][s]))),
@@ -276,6 +389,7 @@ function compareTable() {
     );
     box.replaceChildren(table(head, rows, "Final values by run"));
     fillSwatches();
+    hintAtMore();
   };
   const choose = pick(
     "Measure",
@@ -286,13 +400,16 @@ function compareTable() {
   const alone = groups.some((_, g) => firstRun(g).alone)
     ? " In a run of `Alone` each client is measured at its own model, so it is left out of that."
     : "";
+  const spread = seeds > 1 ? "; mean ± standard deviation over seeds" : "";
   const node = [
     el("h3", {}, "Where each run ended"),
     el(
       "p",
       { class: "say" },
       prose(
-        `The best of each column is bold, with what is within one percent of it${seeds > 1 ? "; mean ± standard deviation over seeds" : ""}.${alone}`,
+        comparable
+          ? `The best of each column is bold, with what is within one percent of it${spread}.${alone}`
+          : `${whyApart()}, so none is marked as the best${spread}.`,
       ),
     ),
     el("div", { class: "controls" }, choose.node),

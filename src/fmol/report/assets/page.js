@@ -142,16 +142,28 @@ function methods() {
 
 // ---- all of it -------------------------------------------------------------------------------
 
+/** One section; where it fails it says so, and the others still stand. */
+function part(id, title, build) {
+  try {
+    build();
+  } catch (error) {
+    section(id, title, "", el("p", { class: "nothing" }, failed("part", error)));
+  }
+}
 buildTop();
-headline();
-losses();
-direction();
-section("shape", "Objectives against one another", "", grid(radarCard(), tradeCard()));
-holdings();
-section("clients-section", "What each client gets", "", clientsCards());
-conflicts();
-communication();
-methods();
+part("overview", "At a glance", headline);
+part("losses", "Losses", losses);
+part("direction", "Weights and direction", direction);
+part("shape", "Objectives against one another", () =>
+  section("shape", "Objectives against one another", "", grid(radarCard(), tradeCard())),
+);
+part("holdings-section", "Who has what", holdings);
+part("clients-section", "What each client gets", () =>
+  section("clients-section", "What each client gets", "", clientsCards()),
+);
+part("conflict", "Conflict between objectives", conflicts);
+part("communication", "Communication and time", communication);
+part("methods", "How it was done", methods);
 document
   .getElementById("body")
   .after(
@@ -171,6 +183,7 @@ new ResizeObserver(() => {
   cancelAnimationFrame(pending);
   pending = requestAnimationFrame(() => {
     for (const card of cards) if (Math.floor(card.stage.clientWidth) !== card.width) card.render();
+    hintAtMore();
   });
 }).observe(main);
 window.addEventListener("scroll", hideTip, { passive: true });

@@ -43,7 +43,10 @@ function lossPanels(measure, view, x, look) {
     const relative = measure.endsWith("loss"),
       worstIs = betterOf(measure) === "higher" ? Math.min : Math.max;
     const fold = (g, how) => {
-      const rows = chosen.map((s) => line(g, s).points).filter((p) => p.length);
+      const rows = chosen
+        .filter((s) => !relative || !fromZero(s, measure))
+        .map((s) => line(g, s).points)
+        .filter((p) => p.length);
       const table = new Map();
       for (const points of rows)
         for (const [at, v, round] of points) {
@@ -80,7 +83,7 @@ function lossCard(id, title, x, say) {
   const state = {
     measure: "loss",
     axis: "log",
-    view: comparing && objectives.length > MOST_PANELS ? "all" : "each",
+    view: comparing && comparable && objectives.length > MOST_PANELS ? "all" : "each",
   };
   const controls = [];
   if (measures.length > 1)
@@ -109,7 +112,8 @@ function lossCard(id, title, x, say) {
       },
     ),
   );
-  if (comparing && objectives.length > 1)
+  // A mean over other objectives is another quantity.
+  if (comparable && comparing && objectives.length > 1)
     controls.push(
       choice(
         "Objectives",
@@ -167,6 +171,11 @@ function lossCard(id, title, x, say) {
   });
 }
 
+/** Which objectives are in no ratio to their start, as a sentence to append. */
+function leftOut(measure = "loss") {
+  const those = visibleObjectives().filter((s) => measure.endsWith("loss") && fromZero(s, measure));
+  return those.length ? ` Left out: ${listedCode(those.map((s) => objectives[s]))}, which began near zero.` : "";
+}
 function losses() {
   const sampled = runs.filter((r) => r.sampled);
   const evaluated = [...new Set(runs.map((r) => r.evaluated).filter(Boolean))];
@@ -199,7 +208,7 @@ function losses() {
         way +
         "." +
         (comparing && state.view === "all"
-          ? " All chosen objectives in one number, each run a line."
+          ? ` All chosen objectives in one number, each run a line.${leftOut(state.measure)}`
           : rest) +
         (state.axis === "log" ? " On the log axis equal heights are equal ratios." : "") +
         (comparing && state.view === "all" ? "" : bandWords)
@@ -210,6 +219,13 @@ function losses() {
 
 // ---- weights and direction -------------------------------------------------------------------
 
+/** That a protected objective's weight is no pull, where there is one. */
+function sparedWords(group) {
+  const those = visibleObjectives().filter((s) => group.runs.some((r) => runs[r].protected[s]));
+  return those.length
+    ? ` While ${listedCode(those.map((s) => objectives[s]))} ${those.length > 1 ? "were" : "was"} protected the weight is that of a constraint, not of a pull.`
+    : "";
+}
 function weightsCard() {
   const id = "weights",
     state = { group: 0, view: manyObjectives ? "map" : "stack" };
@@ -254,11 +270,12 @@ function weightsCard() {
         lines: "How much each objective counts in the direction of a round.",
         map: "Each row is an objective, each column a round: the darker, the more it counts in the direction.",
       })[state.view].replace("darker", theme().name === "dark" ? "brighter" : "darker") +
-      (groups[state.group].runs.length > 1 ? " Means over seeds." : ""),
+      (groups[state.group].runs.length > 1 ? " Means over seeds." : "") +
+      sparedWords(groups[state.group]),
     draw(width, look, exporting) {
       const group = groups[state.group],
         run = firstRun(state.group),
-        chosen = visibleObjectives();
+        chosen = visibleObjectives().filter((s) => has(run, s));
       if (!chosen.length) return NONE_SHOWN;
       if (run.alone) return "With `Alone` every client follows its own objectives; no weights are shared.";
       const lines = chosen.map((s) => ({ s, ...gather(group, (r) => [r.t, r.weights[s]]) }));
@@ -426,6 +443,7 @@ function scalarCard({ id, title, keys, say, log, none, y, range }) {
 }
 
 const noUpdates = () => {
+  if (runs.every((r) => !r.done)) return "No round was run, so there is nothing to show here.";
   const names = [...new Set(runs.map((r) => r.algorithm))];
   return names.some((n) => n === "FedAvg" || n === "Alone")
     ? `${listed(names.map((n) => `\`${n}\``))} ${names.length > 1 ? "train" : "trains"} one mixture of the objectives, so there is no update per objective, and nothing to show here.`
@@ -442,9 +460,12 @@ function direction() {
     : flat
       ? ` It holds in every round, to rounding (largest gap ${fmt(Math.max(...gaps), 2)}); the axis spans the tolerance.`
       : ` The largest here is ${fmt(Math.max(...gaps), 2)}.`;
-  const lead = measured(["gap"]).length
-    ? "Each round weighs the objectives' updates so that they add up to one direction that helps every objective at once."
-    : "Here the objectives' weights are given, not found from round to round.";
+  const given = groups.filter((_, g) => !firstRun(g).finds_weights);
+  const lead =
+    given.length === groups.length
+      ? "Here the objectives' weights are given, not found from round to round."
+      : "Each round weighs the objectives' updates so that they add up to one direction that helps every objective at once." +
+        (given.length ? ` In ${listedCode(given.map((g) => g.label))} the weights are given instead.` : "");
   section(
     "direction",
     "Weights and direction",
@@ -523,7 +544,8 @@ function radarCard() {
     },
     "drop kept",
   );
-  const few = () => visibleObjectives().length < 3;
+  const rated = () => visibleObjectives().filter((s) => !fromZero(s));
+  const few = () => rated().length < 3;
   const ends = groups
     .flatMap((_, g) => falls(g))
     .filter(known)
@@ -553,14 +575,14 @@ function radarCard() {
     title: "Losses beside one another",
     controls,
     say: () =>
-      `Each loss divided by what it was at round ${rounds.length ? rounds[0] : 0}, so 1 is where training began. ${few() ? "The further left, the better." : "The smaller the shape, the better; a dent is an objective that gained more than the others."}${visibleObjectives().length > 12 ? " Spokes are numbered; point at one for its name." : ""}`,
+      `Each loss divided by what it was at round ${rounds.length ? rounds[0] : 0}, so 1 is where training began.${leftOut()} ${few() ? "The further left, the better." : "The smaller the shape, the better; a dent is an objective that gained more than the others."}${visibleObjectives().length > 12 ? " Spokes are numbered; point at one for its name." : ""}`,
     draw(width, look, exporting) {
-      const chosen = visibleObjectives();
-      if (!chosen.length) return NONE_SHOWN;
+      const chosen = rated();
+      if (!visibleObjectives().length) return NONE_SHOWN;
       if (!rounds.length) return "No training loss was measured.";
       const base = (g, s) => lossAt(g, s, rounds[0]);
       if (groups.every((_, g) => chosen.every((s) => !(base(g, s) > 0))))
-        return "The losses at the start are unknown or not positive, so nothing can be divided by them.";
+        return "The losses at the start are unknown, near zero or not positive, so nothing can be divided by them.";
       const ratio = (g, s, t) => {
         const b = base(g, s),
           v = lossAt(g, s, t);
