@@ -24,7 +24,8 @@ format: .venv/installed
 
 bench: .venv/bench
 	$(PY) benchmarks/solver.py
-	$(PY) benchmarks/sequential.py
+	$(PY) benchmarks/engines.py
+	$(PY) benchmarks/engines.py --growth
 
 # The stamps make the second run quick: pip is asked only when what it reads has changed.
 .venv/installed: pyproject.toml constraints.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,12 +140,16 @@ def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
         return deltas.mm(deltas.T).cpu()
     if s == 0 or d == 0:
         return torch.zeros(s, s, dtype=torch.float64)
-    peak = deltas.abs().amax(dim=1)
-    # A power of two, so that scaling is exact; rows of ordinary size are left as they are.
-    scale = torch.where(
-        (peak > 0) & ((peak < 1e-12) | (peak > 1e12)), torch.exp2(torch.log2(peak).floor()), 1.0
-    )
-    rescale = bool((scale != 1.0).any())
+    scale = torch.ones(s, dtype=deltas.dtype, device=deltas.device)
+    # A norm is between the largest value and √d times that, and much cheaper to find.
+    norms = torch.linalg.vector_norm(deltas, dim=1)
+    rescale = not bool(((norms >= 1e-12 * math.sqrt(d)) & (norms <= 1e12)).all())
+    if rescale:
+        peak = deltas.abs().amax(dim=1)
+        # A power of two, so that scaling is exact; rows of ordinary size are left as they are.
+        scale = torch.where(
+            (peak > 0) & ((peak < 1e-12) | (peak > 1e12)), torch.exp2(torch.log2(peak).floor()), 1.0
+        )
     total = torch.zeros(s, s, dtype=torch.float64, device=deltas.device)
     # A block of chunks at a time bounds the memory of the partial products.
     block = chunk * max(1, 2**22 // (s * s))

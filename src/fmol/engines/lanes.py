@@ -212,6 +212,9 @@ class _LaneConv2d(torch.autograd.Function):
             out = torch.conv2d(flat, weight, bias, stride, padding, dilation)
             return out.reshape(lanes, -1, *out.shape[1:]), 0
         w = _lead(weight, in_dims[1], lanes)
+        b = None if bias is None else _lead(bias, in_dims[2], lanes)
+        if not x.is_cuda:
+            return _LoopConv2d.apply(x, w, b, stride, padding, dilation), 0  # type: ignore[no-untyped-call]
         kernel = (w.shape[-2], w.shape[-1])
         size = [
             (x.shape[3 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
@@ -232,9 +235,47 @@ class _LaneConv2d(torch.autograd.Function):
         w = w.reshape(lanes, 1, w.shape[1], -1).expand(-1, images, -1, -1)
         out = torch.bmm(w.reshape(lanes * images, *w.shape[2:]), columns)
         out = out.reshape(lanes, images, -1, *size)
-        if bias is not None:
-            out = out + _lead(bias, in_dims[2], lanes)[:, None, :, None, None]
-        return out, 0
+        return out if b is None else out + b[:, None, :, None, None], 0
+
+
+class _LoopConv2d(torch.autograd.Function):
+    """One convolution after the other, each with its lane's weights `[L, O, C, k, k]`.
+
+    On a CPU that is faster than any way to do them at once: the library's convolution of one lane
+    keeps to the cache, and unfolded images do not.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias, ctx.how = bias is not None, (stride, padding, dilation)
+        biases = [None] * len(x) if bias is None else bias.unbind()
+        each = zip(x.unbind(), weight.unbind(), biases, strict=True)
+        return torch.stack([torch.conv2d(*one, stride, padding, dilation) for one in each])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        shape = [weight.shape[1]] if ctx.has_bias else None
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.has_bias]
+        each = zip(grad.unbind(), x.unbind(), weight.unbind(), strict=True)
+        parts = [
+            torch.ops.aten.convolution_backward(*one, shape, *ctx.how, False, [0, 0], 1, mask)
+            for one in each
+        ]
+        stacked = [
+            torch.stack(list(column)) if wanted else None
+            for wanted, column in zip(mask, zip(*parts, strict=True), strict=True)
+        ]
+        return (*stacked, None, None, None)
 
 
 def _lead(value: Tensor, dim: int | None, lanes: int) -> Tensor:
