@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
@@ -29,12 +27,13 @@ from fmol.engines.lanes import (
     pull_losses,
     same_gradients,
 )
+from fmol.engines.memory import free_memory
 from fmol.engines.pool import Pool, make_pool
+from fmol.engines.schedule import Job, Schedule, plan_steps, pulls_of, walk
 from fmol.engines.scores import Scores, score_clients
 from fmol.engines.seam import (
     Ask,
     Fold,
-    Lane,
     LocalConfig,
     Receipt,
     Reply,
@@ -45,7 +44,7 @@ from fmol.engines.seam import (
 from fmol.engines.sequential import SequentialEngine, Tally, said_where
 from fmol.evaluation import EVALUATION_BATCH, evaluate
 from fmol.federation import ClientList, Federation
-from fmol.local import batches, count_labels, local_work, mixture_loss, step_count
+from fmol.local import count_labels, local_work, mixture_loss, step_count
 from fmol.objectives import Objective
 
 __all__ = ["VectorizedEngine"]
@@ -60,15 +59,6 @@ MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
 BROKEN = (RuntimeError, ValueError, TypeError, NotImplementedError, KeyError, IndexError)
 """What a model or a loss that cannot be batched raises."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One lane of one ask."""
-
-    ask: Ask
-    lane: Lane
-    site: Site
 
 
 @dataclass(frozen=True)
@@ -205,10 +195,10 @@ class VectorizedEngine(SequentialEngine):
 
     def _jobs(
         self, chunk: Sequence[Ask], sites: Mapping[str, Site], local: LocalConfig | None = None
-    ) -> list[_Job]:
+    ) -> list[Job]:
         """The lanes of some asks, in their order; with `local` in place of what they are told."""
         told = chunk if local is None else [replace(ask, local=local) for ask in chunk]
-        return [_Job(ask, lane, sites[ask.client]) for ask in told for lane in ask.lanes]
+        return [Job(ask, lane, sites[ask.client]) for ask in told for lane in ask.lanes]
 
     def _pool_for(self, sites: Mapping[str, Site]) -> Pool | None:
         """The clients' samples in one place; None where they are not tensors of one kind."""
@@ -221,7 +211,7 @@ class VectorizedEngine(SequentialEngine):
             return self._site(ask.client)
 
     def _compute(
-        self, chunk: Sequence[Ask], sites: Mapping[str, Site], jobs: Sequence[_Job], pool: Pool
+        self, chunk: Sequence[Ask], sites: Mapping[str, Site], jobs: Sequence[Job], pool: Pool
     ) -> tuple[dict[str, Reply], _Rows]:
         """What every client of a chunk answers, and the rows that its updates are."""
         scores, held_out = self._scores(chunk, sites, pool)
@@ -294,7 +284,7 @@ class VectorizedEngine(SequentialEngine):
         model.module.eval()
         try:
             self._probe_losses(site, _repeat(model(one.inputs)), batch)
-            pulls = _pulls(lanes, site)
+            pulls = pulls_of(lanes, site)
             local = ask.local or LocalConfig(lr=0.0)
             steps = LaneSteps(self._gradients, pulls, local, starts)
             got, _ = steps.gradients(starts, pulls, batch)
@@ -370,7 +360,7 @@ class VectorizedEngine(SequentialEngine):
         one = Batch(_repeat(inputs, 1), _repeat(targets, 1), (width,))
         steps = LaneSteps(
             self._gradients,
-            _pulls(ask.lanes[:1], site),
+            pulls_of(ask.lanes[:1], site),
             ask.local or LocalConfig(lr=0.0),
             ask.x[None],
         )
@@ -383,11 +373,11 @@ class VectorizedEngine(SequentialEngine):
         batch = sum(t.numel() * t.element_size() for t in tree_leaves((one.inputs, one.targets)))
         # Parameters, Δ, gradient, direction and what is on the way between them.
         lane = 2 * kept[0] + 2 * batch + 6 * row
-        return max(1, min(MOST_LANES, int(MEMORY_SHARE * _free_memory(self.device) / lane)))
+        return max(1, min(MOST_LANES, int(MEMORY_SHARE * free_memory(self.device) / lane)))
 
     # ---- steps -------------------------------------------------------------------------------
 
-    def _descend(self, jobs: Sequence[_Job], pool: Pool) -> _Rows:
+    def _descend(self, jobs: Sequence[Job], pool: Pool) -> _Rows:
         """Lines 1–3 for every job; halves what it does at a time where memory runs out."""
         parts: list[tuple[Tensor, Tensor]] = []
         # A single client may have more lanes than fit.
@@ -417,12 +407,12 @@ class VectorizedEngine(SequentialEngine):
         table = torch.stack([moved.double(), finite.double(), squares]).tolist()
         return _Rows(deltas, [int(m) for m in table[0]], [f > 0 for f in table[1]], table[2])
 
-    def _steps(self, jobs: Sequence[_Job], pool: Pool) -> tuple[Tensor, Tensor]:
+    def _steps(self, jobs: Sequence[Job], pool: Pool) -> tuple[Tensor, Tensor]:
         """Δ of every job `[L, d]`, and how many of its steps moved `[L]`."""
-        first, pulls = jobs[0].ask, _pulls([job.lane for job in jobs], jobs[0].site)
+        first, pulls = jobs[0].ask, pulls_of([job.lane for job in jobs], jobs[0].site)
         local = first.local
         assert local is not None
-        schedule = _plan(jobs, pool, self.seed, self.device)
+        schedule = plan_steps(jobs, pool, self.seed, self.device)
         starts = torch.stack([job.ask.x for job in jobs])
         self._model.module.train(local.training)
         name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
@@ -431,7 +421,7 @@ class VectorizedEngine(SequentialEngine):
                 graph = self._graph(schedule, pulls, local, starts, pool)
                 if graph is None:
                     steps = LaneSteps(self._gradients, pulls, local, starts)
-                    _walk(steps, schedule, schedule.rows, pool)
+                    walk(steps, schedule, schedule.rows, pool)
                     delta, moved = steps.delta, steps.moved
                 else:
                     replayed = graph(starts, torch.stack(schedule.rows), local.lr)
@@ -439,7 +429,7 @@ class VectorizedEngine(SequentialEngine):
                     delta, moved = replayed.delta.clone(), replayed.moved.clone()
                     if graph.calls & (graph.calls - 1) == 0:  # Ever more seldom.
                         steps = LaneSteps(self._gradients, pulls, local, starts)
-                        _walk(steps, schedule, schedule.rows, pool)
+                        walk(steps, schedule, schedule.rows, pool)
                         if not same_gradients(delta, steps.delta):
                             self._graphs = dict.fromkeys(self._graphs)
                             self._say(DEPENDS)
@@ -453,7 +443,7 @@ class VectorizedEngine(SequentialEngine):
 
     def _graph(
         self,
-        schedule: _Schedule,
+        schedule: Schedule,
         pulls: Sequence[Pull],
         local: LocalConfig,
         starts: Tensor,
@@ -478,7 +468,7 @@ class VectorizedEngine(SequentialEngine):
 
             def body(start: Tensor, rows: Tensor, lr: Tensor) -> LaneSteps:
                 steps = LaneSteps(self._gradients, pulls, local, start, lr)
-                _walk(steps, schedule, list(rows), pool)
+                walk(steps, schedule, list(rows), pool)
                 return steps
 
             try:
@@ -561,80 +551,10 @@ def _pool_of_all(federation: Federation, device: torch.device, most: int) -> Poo
     return None if pool is None else pool.to(device)
 
 
-def _pulls(lanes: Sequence[Lane], site: Site) -> list[Pull]:
-    """For each objective that some lane descends, which lanes those are and by how much."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    for i, lane in enumerate(lanes):
-        for name, weight in lane.mixture.items():
-            found.setdefault(name, []).append((i, weight))
-    return [
-        Pull(site.objectives[name], tuple(i for i, _ in each), tuple(w for _, w in each))
-        for name, each in found.items()
-    ]
-
-
-@dataclass(frozen=True)
-class _Schedule:
-    """For each step of some lanes the rows of the pool `[L, B]`, how many count, and who moves."""
-
-    rows: list[Tensor]
-    sizes: list[tuple[int, ...]]
-    active: list[Tensor | None]
-
-    @property
-    def even(self) -> bool:
-        """Whether all lanes take all steps, with batches of one size."""
-        width = self.rows[0].shape[1]
-        return all(active is None for active in self.active) and all(
-            size == width for sizes in self.sizes for size in sizes
-        )
-
-
-def _plan(jobs: Sequence[_Job], pool: Pool, seed: int, device: torch.device) -> _Schedule:
-    local, round = jobs[0].ask.local, jobs[0].ask.round
-    assert local is not None
-    mine: dict[str, list[Tensor]] = {}
-    for client in dict.fromkeys(job.ask.client for job in jobs):
-        n, offset = pool.sizes[client], pool.offsets[client]
-        order = batches(n, local, seed=seed, round=round, client=client)
-        every = torch.arange(offset, offset + n)
-        mine[client] = [every if b is None else b + offset for b in order]
-    clients = list(mine)
-    lanes = torch.tensor([clients.index(job.ask.client) for job in jobs])
-    schedule = _Schedule([], [], [])
-    for k in range(max(len(steps) for steps in mine.values())):
-        # A lane that is done goes on with its first batch, which moves nothing.
-        now = [steps[k] if k < len(steps) else steps[0] for steps in mine.values()]
-        width = max(len(rows) for rows in now)
-        # Short batches are filled up with their own first sample, which does not count.
-        filled = [
-            rows if len(rows) == width else torch.cat([rows, rows[:1].expand(width - len(rows))])
-            for rows in now
-        ]
-        schedule.rows.append(torch.stack(filled)[lanes])
-        schedule.sizes.append(tuple(len(now[c]) for c in lanes.tolist()))
-        active = [k < len(steps) for steps in mine.values()]
-        moving = None if all(active) else torch.tensor(active)[lanes].to(device)
-        schedule.active.append(moving)
-    if len({rows.shape for rows in schedule.rows}) == 1:  # One transfer for all steps.
-        schedule.rows[:] = torch.stack(schedule.rows).to(device).unbind()
-    else:
-        schedule.rows[:] = [rows.to(device) for rows in schedule.rows]
-    return schedule
-
-
-def _walk(steps: LaneSteps, schedule: _Schedule, rows: Sequence[Tensor], pool: Pool) -> None:
-    """Takes all steps of a schedule, on the batches at `rows`."""
-    for k, (mine, sizes, active) in enumerate(
-        zip(rows, schedule.sizes, schedule.active, strict=True)
-    ):
-        steps.step(pool.gather(mine, sizes), active, last=k + 1 == len(schedule.sizes))
-
-
 def _fold(
     fold: Fold,
     chunk: Sequence[Ask],
-    jobs: Sequence[_Job],
+    jobs: Sequence[Job],
     rows: _Rows,
     replies: Mapping[str, Reply],
     *,
@@ -659,34 +579,6 @@ def _fold(
         weights.append(float(most) if let_in else 0.0)
     squares = [s if f else 0.0 for s, f in zip(rows.squares, rows.finite, strict=True)]
     add_rows([job.lane.slot for job in jobs], deltas, weights, rows.moved, squares)
-
-
-def _free_memory(device: torch.device) -> float:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(free + held)
-    return _available_memory()
-
-
-def _available_memory() -> float:
-    """What is free on this machine, and within the limits that a container sets it."""
-    found = [4.0 * 2**30]
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable"))
-        found = [1024.0 * int(line.split()[1])]
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # No limit is written as `max`.
-            most, now = (int(Path(file).read_text(encoding="ascii")) for file in (limit, used))
-            found.append(float(max(most - now, 0)))
-    return min(found)
 
 
 def _repeat(tree: Any, times: int = 2) -> Any:

@@ -1,0 +1,172 @@
+"""Convolutions in which every lane has weights of its own, whatever the module that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["LaneConvolutions"]
+
+
+class LaneConvolutions(TorchFunctionMode):
+    """Convolutions with weights of each lane's own, as products of matrices.
+
+    Batched by `vmap` alone they become one convolution with a group per lane, which is slow
+    everywhere.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is functional.conv2d:
+            call = _conv2d_call(*args, **(kwargs or {}))
+            if call is not None:
+                return _LaneConv2d.apply(*call)  # type: ignore[no-untyped-call]
+        return func(*args, **(kwargs or {}))
+
+
+def _conv2d_call(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Any, ...] | None:
+    """The arguments of a convolution that can be written as one product per lane, else None."""
+    if groups != 1 or isinstance(padding, str) or input.dim() != 4:
+        return None
+    return input, weight, bias, _pair(stride), _pair(padding), _pair(dilation)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+class _LaneConv2d(torch.autograd.Function):
+    """`conv2d` that knows what to do when `vmap` gives every lane its own weights."""
+
+    @staticmethod
+    def forward(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+    ) -> Tensor:
+        return torch.conv2d(input, weight, bias, stride, padding, dilation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.has_bias, ctx.how = inputs[2] is not None, inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        stride, padding, dilation = ctx.how
+        shape = [weight.shape[0]] if ctx.has_bias else None
+        mask = [*ctx.needs_input_grad[:2], ctx.has_bias]
+        grads = torch.ops.aten.convolution_backward(
+            grad, input, weight, shape, stride, padding, dilation, False, [0, 0], 1, mask
+        )
+        return (*grads, None, None, None)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+    ) -> tuple[Tensor, int]:
+        lanes = info.batch_size
+        x = _lead(input, in_dims[0], lanes)
+        flat = x.reshape(-1, *x.shape[2:])
+        if in_dims[1] is None and (bias is None or in_dims[2] is None):
+            out = torch.conv2d(flat, weight, bias, stride, padding, dilation)
+            return out.reshape(lanes, -1, *out.shape[1:]), 0
+        w = _lead(weight, in_dims[1], lanes)
+        b = None if bias is None else _lead(bias, in_dims[2], lanes)
+        if not x.is_cuda:
+            return _LoopConv2d.apply(x, w, b, stride, padding, dilation), 0  # type: ignore[no-untyped-call]
+        kernel = (w.shape[-2], w.shape[-1])
+        size = [
+            (x.shape[3 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+            for i in (0, 1)
+        ]
+        if dilation == (1, 1):
+            if padding != (0, 0):
+                x = functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+            # Windows as a view, and one copy of it: `functional.unfold` starts a kernel per image.
+            windows = x.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
+            columns = windows.permute(0, 1, 3, 4, 2, 5, 6)
+        else:
+            columns = functional.unfold(flat, kernel, dilation, padding, stride).mT
+        # A product per image, with its lane's weights: [O, C·k·k] by [C·k·k, P]. Their gradients are
+        # then short sums as well, where one product per lane would add up all images in one go.
+        images = x.shape[1]
+        columns = columns.reshape(lanes * images, size[0] * size[1], -1).mT
+        w = w.reshape(lanes, 1, w.shape[1], -1).expand(-1, images, -1, -1)
+        out = torch.bmm(w.reshape(lanes * images, *w.shape[2:]), columns)
+        out = out.reshape(lanes, images, -1, *size)
+        return out if b is None else out + b[:, None, :, None, None], 0
+
+
+class _LoopConv2d(torch.autograd.Function):
+    """One convolution after the other, each with its lane's weights `[L, O, C, k, k]`.
+
+    On a CPU that is faster than any way to do them at once: the library's convolution of one lane
+    keeps to the cache, and unfolded images do not.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias, ctx.how = bias is not None, (stride, padding, dilation)
+        biases = [None] * len(x) if bias is None else bias.unbind()
+        each = zip(x.unbind(), weight.unbind(), biases, strict=True)
+        return torch.stack([torch.conv2d(*one, stride, padding, dilation) for one in each])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        shape = [weight.shape[1]] if ctx.has_bias else None
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.has_bias]
+        each = zip(grad.unbind(), x.unbind(), weight.unbind(), strict=True)
+        parts = [
+            torch.ops.aten.convolution_backward(*one, shape, *ctx.how, False, [0, 0], 1, mask)
+            for one in each
+        ]
+        stacked = [
+            torch.stack(list(column)) if wanted else None
+            for wanted, column in zip(mask, zip(*parts, strict=True), strict=True)
+        ]
+        return (*stacked, None, None, None)
+
+
+def _lead(value: Tensor, dim: int | None, lanes: int) -> Tensor:
+    """The tensor with its lanes first."""
+    return value.expand(lanes, *value.shape) if dim is None else value.movedim(dim, 0)
