@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from fmol.alarms import Alarm
 from fmol.measurement import Evaluation
+from fmol.metrics import conflict
 from fmol.result import Snapshot
 from fmol.rounds import RoundReport
 
@@ -36,6 +37,7 @@ def scalars(report: RoundReport, spell: Callable[[str], str] = str) -> dict[str,
         "direction/stationarity": report.stationarity,
         "direction/optimality_gap": report.optimality_gap,
         "conflict": _conflict(report),
+        "opposed_pairs": _opposed_pairs(report),
         "step/local_lr": report.local_lr,
         "step/server_lr": report.server_lr,
         "cohort/size": float(len(report.cohort)),
@@ -67,9 +69,13 @@ def _standing(
 
 
 def _conflict(report: RoundReport) -> float:
+    known = conflict(report)
+    return math.nan if known is None else float(known)
+
+
+def _opposed_pairs(report: RoundReport) -> float:
+    """The share of pairs of objectives whose updates point against each other."""
     size = len(report.cosines)
-    if size < 2:
-        return math.nan
     values = report.cosines.tolist()
     pairs = [values[i][j] for i in range(size) for j in range(i)]
     known = [cosine for cosine in pairs if not math.isnan(cosine)]

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fmol.federation import Federation
 from fmol.objectives import Objective, whole_set
@@ -23,6 +22,8 @@ from fmol.options import Count, Range, check_options
 from fmol.partition import Indices, all_objectives, by_group, dirichlet, iid, make_clients
 from fmol.problems.loading import DataSet
 from fmol.problems.tables import (
+    BinaryAccuracy,
+    BinaryCrossEntropy,
     Columns,
     fetch_openml,
     find_files,
@@ -127,7 +128,7 @@ class Adult:
         return Federation(
             model=mlp([inputs.shape[1], self.width, self.width, 1], self.seed),
             objectives=[
-                Objective("accuracy", _accuracy_loss, {"accuracy": _accuracy}),
+                Objective("accuracy", BinaryCrossEntropy(0), {"accuracy": BinaryAccuracy(0)}),
                 Objective("parity", parity_loss, {"gap": whole_set(parity_gap)}, target),
                 # Two squared gaps, of those with low and of those with high income.
                 Objective("odds", odds_loss, {"gap": whole_set(odds_gap)}, target and 2 * target),
@@ -198,14 +199,6 @@ def _difference(values: Tensor, group: Tensor, given: Tensor) -> Tensor:
     # A product and no early return: an absent group must not cut the loss off from the model.
     present = (ones.sum() > 0) & (zeros.sum() > 0)
     return (means[0] - means[1]) * present.to(values.dtype)
-
-
-def _accuracy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return binary_cross_entropy_with_logits(outputs[:, 0], targets[:, 0], reduction="none")
-
-
-def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return ((outputs[:, 0] > 0) == (targets[:, 0] > 0.5)).float()
 
 
 def _load(data_dir: str | os.PathLike[str] | None) -> tuple[Columns, Columns]:

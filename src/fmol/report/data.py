@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from fmol.algorithms.mixture import MIXTURE
+from fmol.config import plain_value, toml_value
 from fmol.engines.seam import ClientRecord
 from fmol.grouping import RunGroup, algorithm_name, group_records
 from fmol.metrics import conflict, conflict_rate
@@ -181,7 +181,7 @@ def _run(record: RunRecord, names: Sequence[str], most: int, cosine_rounds: int)
         "protected": [sum(name in r.protected for r in reports) for name in names],
         "facts": list(_facts(record)),
         "notes": list(record.notes),
-        "config": [[key, _toml(value)] for key, value in _flat(record.config)],
+        "config": [[key, _written(value)] for key, value in _flat(record.config)],
         "environment": [
             [key, _text(value)] for key, value in _flat(record.environment) if value is not None
         ],
@@ -468,19 +468,13 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _toml(value: Any) -> str:
+def _written(value: Any) -> str:
     """A value as one would write it in `config.toml`."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(each) for each in value) + "]"
-    if isinstance(value, int | float):
-        return repr(value)
-    return json.dumps(value if isinstance(value, str) else str(value), ensure_ascii=False)
+    return toml_value(plain_value(value))
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _toml(value)
+    return value if isinstance(value, str) else _written(value)
 
 
 # ---- numbers ---------------------------------------------------------------------------------
