@@ -23,6 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ from torch import Tensor
 from workloads import Workload, workloads
 
 from fmol import Federation
-from fmol.engines import make_engine
+from fmol.engines import BUILT_IN, make_engine
 from fmol.rounds import Plan
 
-OURS = ("sequential", "vectorized", "auto")
-NAMES = ("plain", "sequential", "vmap", "vectorized", "auto", "jax")
+OURS = ("sequential", "vectorized", "compiled", "auto")
+"""Engines of fmol; `compiled` is the vectorized one whose steps are compiled in its first round."""
+NAMES = ("plain", "sequential", "vmap", "vectorized", "compiled", "auto", "jax")
 WARM_STEPS = 50
 """Local steps before the vectorized engine is as fast as it gets: it records what is repeated."""
 PATIENCE = 20.0
@@ -54,9 +56,15 @@ class OneByOneError(RuntimeError):
     """The vectorized engine did what the sequential one does: there is nothing to time."""
 
 
-def ours(name: str, workload: Workload, federation: Federation, device: torch.device) -> Round:
+def ours(
+    name: str, workload: Workload, federation: Federation, device: torch.device, precision: str
+) -> Round:
     """A round by one of fmol's engines."""
-    engine = make_engine(name, federation, seed=SEED, device=device)
+    options: dict[str, Any] = {"precision": precision}
+    if name in ("vectorized", "compiled"):
+        options["compile"] = "always" if name == "compiled" else "never"
+    kind = "vectorized" if name == "compiled" else name
+    engine = make_engine(partial(BUILT_IN[kind], **options), federation, seed=SEED, device=device)
     algorithm = workload.algorithm()
     x = federation.layout.flatten(dict(federation.model.named_parameters())).to(device)
     state = algorithm.init(federation, x)
@@ -64,16 +72,18 @@ def ours(name: str, workload: Workload, federation: Federation, device: torch.de
 
     def round(t: int) -> Tensor:
         after, report = algorithm.round(state, Plan(t, cohort, evaluate=False), engine)
-        if name == "vectorized" and any("one by one" in note for note in report.notes):
+        if kind == "vectorized" and any("one by one" in note for note in report.notes):
             raise OneByOneError(report.notes[0])
         return after.x
 
     return round
 
 
-def make(name: str, workload: Workload, federation: Federation, device: torch.device) -> Round:
+def make(
+    name: str, workload: Workload, federation: Federation, device: torch.device, precision: str
+) -> Round:
     if name in OURS:
-        return ours(name, workload, federation, device)
+        return ours(name, workload, federation, device, precision)
     if name == "jax":
         from jax_rival import with_jax
 
@@ -93,7 +103,7 @@ def timed(function: Callable[[], Any], device: torch.device) -> tuple[float, Any
 
 
 def measure(
-    workload: Workload, names: Sequence[str], device: torch.device, repeats: int, tolerance: float
+    workload: Workload, names: Sequence[str], device: torch.device, repeats: int, precision: str
 ) -> dict[str, Any]:
     """What a round of this work costs each of `names`; one that disagrees is not timed."""
     federation = workload.federation()
@@ -107,7 +117,7 @@ def measure(
     for group in ([name for name in names if name not in last], last):
         rounds: dict[str, Round] = {}
         for name in group:
-            result, right = _first(name, workload, federation, device, start, right, tolerance)
+            result, right = _first(name, workload, federation, device, start, right, precision)
             results[name] = result["row"]
             if "round" in result:
                 rounds[name] = result["round"]
@@ -135,13 +145,13 @@ def _first(
     device: torch.device,
     start: Tensor,
     right: Tensor | None,
-    tolerance: float,
+    precision: str,
 ) -> tuple[dict[str, Any], Tensor | None]:
     """The first rounds of one: what the first cost, if it is right, and the memory of a later one."""
     row: dict[str, Any] = {}
     try:
         row["build_seconds"], round = timed(
-            lambda: make(name, workload, federation, device), device
+            lambda: make(name, workload, federation, device, precision), device
         )
         row["first_seconds"], x = timed(lambda: round(0), device)
     except torch.OutOfMemoryError:
@@ -153,10 +163,10 @@ def _first(
     if right is None:
         right = x
     row["difference"] = float((x - right).norm() / (right - start).norm())
-    if not row["difference"] <= tolerance:
+    if not row["difference"] <= TOLERANCE[precision]:
         row["failed"] = f"off by {row['difference']:.1e}"
         return {"row": row}, right
-    warm = -(-WARM_STEPS // workload.steps) if name in ("vectorized", "auto") else 0
+    warm = -(-WARM_STEPS // workload.steps) if name in ("vectorized", "compiled", "auto") else 0
     begun = time.perf_counter()
     for t in range(1, 1 + warm):
         if time.perf_counter() - begun > PATIENCE:
@@ -306,6 +316,9 @@ def main() -> None:
         written["server"] = server(device, options.quick)
     else:
         names, left_out = list(options.engines), []
+        if device.type != "cuda" and "compiled" in names:
+            names.remove("compiled")
+            left_out.append("compiled steps, which are for CUDA devices")
         if "jax" in names and importlib.util.find_spec("jax") is None:
             names.remove("jax")
             left_out.append("jax, which is not installed")
@@ -324,9 +337,8 @@ def main() -> None:
                 left_out.append(f"{workload.name} (out of time)")
                 continue
             repeats = 2 if options.quick else options.repeats
-            tolerance = TOLERANCE[options.precision]
             print(f"{workload.name} …", file=sys.stderr, flush=True)
-            rows[workload.name] = measure(workload, names, device, repeats, tolerance)
+            rows[workload.name] = measure(workload, names, device, repeats, options.precision)
             written |= {"workloads": rows, "left_out": left_out}
             write(options.out, written)
         print_tables(rows, names)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,15 +22,28 @@ Weighting = Literal["uniform", "samples"]
 
 @dataclass(frozen=True)
 class Means:
-    """The mean delta of each slot that has one.
-
-    `slots` name the rows of `deltas` `[len(slots), d]`. `spread` is `ρ_s = mean_i‖Δ_{s,i}‖²/‖Δ_s‖²`:
-    near one where the clients agree, large where they cancel one another.
-    """
+    """The mean delta of each slot that has one: `slots` name the rows of `deltas` `[len(slots), d]`."""
 
     slots: tuple[str, ...]
     deltas: Tensor
-    spread: Mapping[str, float]
+    mean_squares: Mapping[str, float]
+    """`mean_i‖Δ_{s,i}‖²`."""
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """`ρ_s = mean_i‖Δ_{s,i}‖²/‖Δ_s‖²`: near one where clients agree, large where they cancel."""
+        norms = torch.linalg.vector_norm(self.deltas, dim=1, dtype=torch.float64)
+        return self.spread_of(dict(zip(self.slots, norms.square().tolist(), strict=True)))
+
+    def spread_of(self, squares: Mapping[str, float]) -> dict[str, float]:
+        """The same from `‖Δ_s‖²`, where they are known: it saves looking at all deltas again."""
+        found = {}
+        for slot, mean_square in self.mean_squares.items():
+            if mean_square == 0:
+                found[slot] = 1.0  # All are zero: they agree.
+            else:
+                found[slot] = mean_square / squares[slot] if squares[slot] > 0 else math.inf
+        return found
 
 
 class MeanFold:
@@ -79,15 +93,15 @@ class MeanFold:
         if self._weighting == "uniform":
             weights = [float(weight > 0) for weight in weights]
         rows = [self._row[slot] for slot in slots]
-        mix = torch.zeros(len(self._weight), len(slots), dtype=torch.float64)
         for lane, (row, weight) in enumerate(zip(rows, weights, strict=True)):
-            mix[row, lane] = weight
             self._weight[row] += weight
             self._moved[row] += moved[lane] if weight else 0
             self._squares[row] += weight * squares[lane]
+        mix = np.zeros((len(self._weight), len(slots)))
+        mix[rows, np.arange(len(slots))] = weights
         with _full_precision():
             # A product and no scattered additions, whose order a GPU leaves open.
-            self._sums.addmm_(mix.to(self._sums), deltas.to(self._sums))
+            self._sums.addmm_(torch.from_numpy(mix).to(self._sums), deltas.to(self._sums))
 
     def result(self) -> Means:
         """Means of the slots for which somebody moved. Call it once: it divides the sums in place.
@@ -99,17 +113,12 @@ class MeanFold:
         sums = self._sums if len(rows) == len(self._weight) else self._sums[rows]
         total = torch.tensor([self._weight[i] for i in rows], dtype=torch.float64)
         sums /= total.to(sums)[:, None]
-        deltas = sums.to(self._dtype)
         names = tuple(self._row)
-        spread = {}
-        for i, delta in zip(rows, deltas, strict=True):
-            mean_square = self._squares[i] / self._weight[i]
-            square = squared_norm(delta)
-            if mean_square == 0:
-                spread[names[i]] = 1.0  # All are zero: they agree.
-            else:
-                spread[names[i]] = mean_square / square if square > 0 else float("inf")
-        return Means(tuple(names[i] for i in rows), deltas, spread)
+        return Means(
+            tuple(names[i] for i in rows),
+            sums.to(self._dtype),
+            {names[i]: self._squares[i] / self._weight[i] for i in rows},
+        )
 
 
 @contextmanager
@@ -130,8 +139,9 @@ def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
     """`G = ΔΔᵀ` `[S, S]` in float64, on the CPU, from `deltas` `[S, d]` in any floating dtype.
 
     Products of short chunks are taken in the deltas' own precision and summed in float64: as fast
-    as one float32 product and about a thousand times more accurate. Rows are brought to the same
-    magnitude first, so that neither squares of 1e−25 nor of 1e25 leave the range of float32.
+    as one float32 product and about a thousand times more accurate. Where a row is so small or so
+    large that its squares might leave the range of float32, it is done again with rows brought to
+    the same magnitude.
     """
     if deltas.element_size() < 4:
         deltas = deltas.float()
@@ -140,27 +150,34 @@ def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
         return deltas.mm(deltas.T).cpu()
     if s == 0 or d == 0:
         return torch.zeros(s, s, dtype=torch.float64)
-    scale = torch.ones(s, dtype=deltas.dtype, device=deltas.device)
-    # A norm is between the largest value and √d times that, and much cheaper to find.
-    norms = torch.linalg.vector_norm(deltas, dim=1)
-    rescale = not bool(((norms >= 1e-12 * math.sqrt(d)) & (norms <= 1e12)).all())
-    if rescale:
-        peak = deltas.abs().amax(dim=1)
-        # A power of two, so that scaling is exact; rows of ordinary size are left as they are.
-        scale = torch.where(
-            (peak > 0) & ((peak < 1e-12) | (peak > 1e12)), torch.exp2(torch.log2(peak).floor()), 1.0
-        )
+    total = _chunked_products(deltas, None, chunk).cpu()
+    norms = total.diagonal()
+    # A norm is between the largest value and √d times that.
+    if bool(((norms >= 1e-24 * d) & (norms <= 1e24)).all()):
+        return total
+    peak = deltas.abs().amax(dim=1)
+    # A power of two, so that scaling is exact; rows of ordinary size are left as they are.
+    scale = torch.where(
+        (peak > 0) & ((peak < 1e-12) | (peak > 1e12)), torch.exp2(torch.log2(peak).floor()), 1.0
+    )
+    total = _chunked_products(deltas, scale, chunk).cpu()
+    wide = scale.double().cpu()
+    return total * wide[:, None] * wide[None, :]
+
+
+def _chunked_products(deltas: Tensor, scale: Tensor | None, chunk: int) -> Tensor:
+    """`ΔΔᵀ` `[S, S]` in float64 of the rows divided by `scale` `[S]`."""
+    s, d = deltas.shape
     total = torch.zeros(s, s, dtype=torch.float64, device=deltas.device)
     # A block of chunks at a time bounds the memory of the partial products.
     block = chunk * max(1, 2**22 // (s * s))
     with _full_precision():
         for start in range(0, d, block):
             part = deltas[:, start : start + block]
-            part = part / scale[:, None] if rescale else part
+            part = part if scale is None else part / scale[:, None]
             whole = part.shape[1] // chunk * chunk
             pieces = part[:, :whole].reshape(s, -1, chunk).transpose(0, 1)
             total += torch.bmm(pieces, pieces.transpose(1, 2)).double().sum(0)
             rest = part[:, whole:]
             total += rest.mm(rest.T).double()
-    scale = scale.double()
-    return (total * scale[:, None] * scale[None, :]).cpu()
+    return total

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fmol.precision import in_dtype
+
 __all__ = ["FlatModel", "Layout", "squared_norm"]
 
 
@@ -89,7 +91,10 @@ class FlatModel:
     a state dict or an optimizer object per trajectory.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, step_dtype: torch.dtype | None = None
+    ) -> None:
+        self.step_dtype = step_dtype
         self.module = copy.deepcopy(model).to(device).train()
         self.layout = Layout.of(self.module)
         named = dict(self.module.named_parameters())
@@ -122,6 +127,11 @@ class FlatModel:
 
     def __call__(self, inputs: Any) -> Any:
         return self.module(**inputs) if isinstance(inputs, Mapping) else self.module(inputs)
+
+    def step_outputs(self, inputs: Any) -> Any:
+        """The outputs that a gradient step starts from; products in `step_dtype` where it is set."""
+        with in_dtype(self.step_dtype, self.x.device) as widened:
+            return widened(self(inputs))
 
     def gradient(self, loss: Tensor) -> Tensor:
         """∇loss as a new vector `[d]`; zero where the loss does not depend on a parameter."""

@@ -7,14 +7,24 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fmol import rng
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
 from fmol.evaluation import batch_mean, evaluate
 
-__all__ = ["batches", "count_labels", "descend", "local_work", "mixture_loss", "step_count"]
+__all__ = [
+    "batch_table",
+    "batches",
+    "count_labels",
+    "descend",
+    "local_work",
+    "mixture_loss",
+    "step_count",
+]
 
 
 def step_count(local: LocalConfig, n: int) -> int:
@@ -40,12 +50,31 @@ def batches(
         yield from (None for _ in range(steps))
         return
     generator = rng.stream(seed, "batches", round, client)
-    order, used = torch.from_numpy(generator.permutation(n)), 0
-    for _ in range(steps):
-        if used >= n:
-            order, used = torch.from_numpy(generator.permutation(n)), 0
-        yield order[used : used + size]
-        used += size
+    for first in range(0, steps, -(-n // size)):
+        order = torch.from_numpy(generator.permutation(n))
+        yield from order.split(int(size))[: steps - first]
+
+
+def batch_table(
+    n: int, local: LocalConfig, *, seed: int, round: int, client: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All of `batches` at once: indices `[K, B]`, and how many of each row count `[K]`.
+
+    A short batch is filled up with its own first sample.
+    """
+    steps, size = step_count(local, n), local.batch_size
+    if size is None or size >= n:
+        return np.broadcast_to(np.arange(n), (steps, n)), np.full(steps, n)
+    generator = rng.stream(seed, "batches", round, client)
+    each = -(-n // size)
+    passes = -(-steps // each)
+    order = np.empty((passes, each * size), dtype=np.int64)
+    for row in order:
+        row[:n] = generator.permutation(n)
+        row[n:] = row[(each - 1) * size]
+    counts = np.full((passes, each), size)
+    counts[:, -1] = n - (each - 1) * size
+    return order.reshape(-1, size)[:steps], counts.reshape(-1)[:steps]
 
 
 @dataclass
@@ -106,7 +135,7 @@ def mixture_loss(
     """Σ w_s f_{s,i} on one batch, None without a label; notes in `masked` whose loss marks labels."""
     inputs, targets = site.samples.batch(indices)
     size = len(site.samples) if indices is None else len(indices)
-    outputs = site.model(inputs)
+    outputs = site.model.step_outputs(inputs)
     total: Tensor | None = None
     for name, weight in mixture.items():
         value = site.objectives[name].loss(outputs, targets)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fmol.alarms import find_alarms
-from fmol.engines import EngineFactory, make_engine
+from fmol.engines import EngineFactory, VectorizedEngine, make_engine
 from fmol.errors import FmolError
 from fmol.federation import Federation
 from fmol.measurement import Evaluation, Measurement, unmeasured
@@ -103,6 +103,8 @@ def fit(
         for t in range(len(reports), rounds):
             measured = t % evaluate_every == 0
             plan = Plan(t, cohort_of(t), evaluate=measured, held_out=measured)
+            if isinstance(machine, VectorizedEngine):
+                machine.expect(rounds - t)
             try:
                 after, report = algorithm.round(state, plan, machine)
                 report = measurement.complete(report, state) if measured else _unmeasured(report)

@@ -81,7 +81,7 @@ def test_a_round_as_one_graph_gives_the_cpus_numbers(algorithm: Algorithm) -> No
     gpu = fit(problem, algorithm, rounds=10, device="cuda", engine=engine)
     assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
     torch.testing.assert_close(gpu.losses, cpu.losses, rtol=1e-9, atol=1e-12)
-    assert [type(graph) for graph in made[0]._graphs.values()] == [StepGraph]
+    assert [type(graph) for graph in made[0]._workers[0]._graphs.values()] == [StepGraph]
     assert not any("no CUDA graph" in note for report in gpu.reports for note in report.notes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fmol.aggregate import MeanFold
+from fmol.aggregate import MeanFold, Means
 from fmol.algorithms.descent import Angles, Direction, find_direction, measure_angles, step
 from fmol.algorithms.missing import Rows, fill_in
 from fmol.algorithms.options import LocalOptions, ServerOptions
@@ -127,7 +127,7 @@ def multiple_gradient_round(
         protected=protected,
         refused=receipt.refused,
         silent=receipt.silent,
-        spread=means.spread,
+        spread=_spread(means, angles if options.shared is None else None, rows.names),
         local_lr=local.lr,
         server_lr=server_lr,
         bytes_up=receipt.bytes_up,
@@ -144,6 +144,14 @@ def _at_target(federation: Federation, rows: Rows) -> tuple[str, ...]:
     targets = {o.name: o.target for o in federation.objectives if o.target is not None}
     losses = zip(rows.names, rows.losses.tolist(), strict=True)
     return tuple(name for name, loss in losses if name in targets and loss <= targets[name])
+
+
+def _spread(means: Means, angles: Angles | None, names: tuple[str, ...]) -> dict[str, float]:
+    """ρ of the means; from the Gramian's diagonal where that is of the same vectors."""
+    if angles is None:
+        return means.spread
+    squares = angles.gramian.diagonal().clamp(min=0).tolist()
+    return means.spread_of(dict(zip(names, squares, strict=True)))
 
 
 def _mask(shared: Any, federation: Federation, x: Tensor) -> Tensor | None:

@@ -105,6 +105,8 @@ class AutoEngine(VectorizedEngine):
 
         def together() -> None:
             self._steps(jobs, pool)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
 
         with rng.torch_stream(self.device, self.seed, "model", "probe"):
             return _best(apart) / 2, _best(together) / 2 / len(jobs), len(jobs)

@@ -43,20 +43,20 @@ def check_reply(
     for name, count in reply.samples.items():
         if name not in client.objectives:
             reasons[name] = "it counted samples for an objective that it does not hold"
-        elif not isinstance(count, Integral) or count < 0:
+        elif not _is_whole(count) or count < 0:
             reasons[name] = f"it claims {count} samples"
         elif most is not None and count > most:
             reasons[name] = f"it claims {count} samples and the server knows of {most} at most"
     for name, loss in reply.losses.items():
         if name not in client.objectives:
             reasons[name] = "it sent a loss for an objective that it does not hold"
-        elif not isinstance(loss, Real) or not math.isfinite(loss):
+        elif not (type(loss) is float or isinstance(loss, Real)) or not math.isfinite(loss):
             reasons[name] = f"its training loss at x is {loss}"
     for name in reply.held_out:
         if name not in client.objectives:
             reasons[name] = "it sent metrics for an objective that it does not hold"
     for slot, count in reply.steps.items():
-        if not isinstance(count, Integral) or count < 0:
+        if not _is_whole(count) or count < 0:
             reasons[slot] = f"it claims {count} steps"
     for slot, delta in reply.deltas.items():
         if slot not in lanes:
@@ -93,6 +93,10 @@ def check_reply(
         extra={k: v for k, v in reply.extra.items() if k not in reasons},
     )
     return clean, tuple(Refusal(ask.round, client.id, n, r) for n, r in sorted(reasons.items()))
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int or isinstance(value, Integral)  # The first is quick, and usual.
 
 
 def message_bytes(ask: Ask) -> int:

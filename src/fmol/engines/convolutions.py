@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -104,11 +107,10 @@ class _LaneConv2d(torch.autograd.Function):
         b = None if bias is None else _lead(bias, in_dims[2], lanes)
         if not x.is_cuda:
             return _LoopConv2d.apply(x, w, b, stride, padding, dilation), 0  # type: ignore[no-untyped-call]
+        if _kernels() is not None and x.dtype in KERNEL_DTYPES:
+            return _KernelConv2d.apply(x, w, b, stride, padding, dilation), 0  # type: ignore[no-untyped-call]
         kernel = (w.shape[-2], w.shape[-1])
-        size = [
-            (x.shape[3 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-            for i in (0, 1)
-        ]
+        size = _out_size(x, w, stride, padding, dilation)
         if dilation == (1, 1):
             if padding != (0, 0):
                 x = functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
@@ -125,6 +127,100 @@ class _LaneConv2d(torch.autograd.Function):
         out = torch.bmm(w.reshape(lanes * images, *w.shape[2:]), columns)
         out = out.reshape(lanes, images, -1, *size)
         return out if b is None else out + b[:, None, :, None, None], 0
+
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@cache
+def _kernels() -> Any:
+    """The module with Triton kernels; None where there is no Triton."""
+    return import_module("fmol.engines.conv_kernels") if find_spec("triton") else None
+
+
+@torch.library.custom_op("fmol::lane_conv2d", mutates_args=())
+def _conv2d(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    out: Tensor = _kernels().lane_conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation))
+    return out
+
+
+@_conv2d.register_fake
+def _(x, w, b, stride, padding, dilation):  # type: ignore[no-untyped-def]
+    return x.new_empty(*x.shape[:2], w.shape[1], *_out_size(x, w, stride, padding, dilation))
+
+
+@torch.library.custom_op("fmol::lane_conv2d_weight", mutates_args=())
+def _conv2d_weight(
+    x: Tensor,
+    g: Tensor,
+    w: Tensor,
+    bias: bool,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _kernels().lane_conv2d_weight(
+        x, g, w, bias, tuple(stride), tuple(padding), tuple(dilation)
+    )
+    return found
+
+
+@_conv2d_weight.register_fake
+def _(x, g, w, bias, stride, padding, dilation):  # type: ignore[no-untyped-def]
+    return w.new_empty(w.shape), w.new_empty(w.shape[:2] if bias else (0, w.shape[1]))
+
+
+@torch.library.custom_op("fmol::lane_conv2d_input", mutates_args=())
+def _conv2d_input(
+    g: Tensor,
+    w: Tensor,
+    x: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    out: Tensor = _kernels().lane_conv2d_input(
+        g, w, x, tuple(stride), tuple(padding), tuple(dilation)
+    )
+    return out
+
+
+@_conv2d_input.register_fake
+def _(g, w, x, stride, padding, dilation):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape)
+
+
+class _KernelConv2d(torch.autograd.Function):
+    """All lanes' convolutions in one kernel of our own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias, ctx.how = bias is not None, (list(stride), list(padding), list(dilation))
+        out: Tensor = _conv2d(x, weight, bias, *ctx.how)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        dx = _conv2d_input(grad, weight, x, *ctx.how) if ctx.needs_input_grad[0] else None
+        dw, db = _conv2d_weight(x, grad, weight, ctx.has_bias, *ctx.how)
+        return dx, dw, db if ctx.has_bias else None, None, None, None
 
 
 class _LoopConv2d(torch.autograd.Function):
@@ -165,6 +261,19 @@ class _LoopConv2d(torch.autograd.Function):
             for wanted, column in zip(mask, zip(*parts, strict=True), strict=True)
         ]
         return (*stacked, None, None, None)
+
+
+def _out_size(
+    x: Tensor,
+    w: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    return [
+        (x.shape[3 + i] + 2 * padding[i] - dilation[i] * (w.shape[3 + i] - 1) - 1) // stride[i] + 1
+        for i in (0, 1)
+    ]
 
 
 def _lead(value: Tensor, dim: int | None, lanes: int) -> Tensor:

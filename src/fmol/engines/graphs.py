@@ -12,38 +12,40 @@ import torch
 from torch import Tensor
 
 from fmol.engines.lanes import LaneSteps
+from fmol.engines.schedule import Stage
 
 __all__ = ["StepGraph"]
 
 WARM_UP = 2
 """Runs before recording: libraries choose their kernels and take their memory in the first ones."""
 
-Body = Callable[[Tensor, Tensor, Tensor], LaneSteps]
-"""From the lanes' starts `[L, d]`, the rows of every step's batch `[K, L, B]` and the step size."""
+Body = Callable[[Tensor, Stage, Tensor], LaneSteps]
+"""From the lanes' starts `[L, d]`, the samples of every step, and the step size."""
 
 
 class StepGraph:
     """What `body` does, as a graph over buffers of its own."""
 
-    def __init__(self, body: Body, start: Tensor, rows: Tensor, lr: float) -> None:
-        self._start, self._rows = start.clone(), rows.clone()
+    def __init__(self, body: Body, start: Tensor, stage: Stage, lr: float) -> None:
+        self._body = body  # What it refers to is read by the graph, and must stay.
+        self._start, self._stage = start.clone(memory_format=torch.contiguous_format), stage
         self._lr = torch.tensor(lr, dtype=start.dtype, device=start.device)
         aside = torch.cuda.Stream(start.device)
         aside.wait_stream(torch.cuda.current_stream(start.device))
         with torch.cuda.stream(aside):
             for _ in range(WARM_UP):
-                body(self._start, self._rows, self._lr)
+                body(self._start, self._stage, self._lr)
         torch.cuda.current_stream(start.device).wait_stream(aside)
         self.calls = 0
         """How often it was replayed."""
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._steps = body(self._start, self._rows, self._lr)
+            self._steps = body(self._start, self._stage, self._lr)
 
-    def __call__(self, start: Tensor, rows: Tensor, lr: float) -> LaneSteps:
+    def __call__(self, start: Tensor, stage: Stage, lr: float) -> LaneSteps:
         """The steps from here; their tensors hold until the next call."""
         self._start.copy_(start)
-        self._rows.copy_(rows)
+        self._stage.copy_(stage)
         self._lr.fill_(lr)
         self._graph.replay()
         self.calls += 1

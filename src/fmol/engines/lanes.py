@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -26,6 +28,7 @@ from fmol.engines.seam import LocalConfig
 from fmol.evaluation import batch_mean
 from fmol.layout import FlatModel
 from fmol.objectives import Objective
+from fmol.precision import in_dtype
 
 __all__ = [
     "DEPENDS",
@@ -36,6 +39,7 @@ __all__ = [
     "NotBatchedError",
     "Pull",
     "batch_dependent",
+    "first_line",
     "pull_losses",
     "same_gradients",
 ]
@@ -116,8 +120,12 @@ class LaneModel:
             return functional_call(self._module, {**self._fixed, **parameters}, *arguments)
 
         # Attention's fused kernels know nothing of lanes; written out as products, it is batched.
-        with LaneConvolutions(), sdpa_kernel(SDPBackend.MATH):
-            return vmap(one, randomness="different")(stacked, inputs)
+        with (
+            LaneConvolutions(),
+            sdpa_kernel(SDPBackend.MATH),
+            in_dtype(self._model.step_dtype, X.device) as widened,
+        ):
+            return widened(vmap(one, randomness="different")(stacked, inputs))
 
 
 # ---- losses ----------------------------------------------------------------------------------
@@ -219,31 +227,23 @@ class LaneGradients:
         self, X: Tensor, pulls: Sequence[Pull], batch: Batch
     ) -> tuple[Tensor, Tensor | None]:
         """`[L, d]`, and which lanes had a label in their batch, None for all `[L]`."""
-        names = [pull.objective.name for pull in pulls]
+        # Each is asked: it may note something.
+        batched = [self._batched(pull.objective.name) for pull in pulls]
         leaves, spec = tree_flatten((batch.inputs, batch.targets))
-        batched = [self._batched(name) for name in names]  # Each is asked: it may note something.
-        # On a GPU whole rounds are recorded, as graphs.
-        if X.is_cuda or not all(batched) or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        if not all(batched) or not all(isinstance(leaf, Tensor) for leaf in leaves):
             return self._compute(X, pulls, batch)
-        key = (
-            X.shape,
-            tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
-            spec,
-            tuple((leaf.shape, leaf.dtype) for leaf in leaves),
-            batch.own is not None,
-            self._model.training,
-        )
+        key = self._key(X, pulls, batch, leaves, spec)
         self._uses[key] = self._uses.get(key, 0) + 1
-        if self._uses[key] < RECORD_AT:
-            return self._compute(X, pulls, batch)
-        if key not in self._replays and len(self._replays) < MOST_RECORDED:
+        # On a GPU whole rounds are recorded, as graphs, and steps only where they are compiled.
+        wanted = not X.is_cuda and self._uses[key] >= RECORD_AT
+        if wanted and key not in self._replays and len(self._replays) < MOST_RECORDED:
             self._replays[key] = self._record(X, pulls, batch, leaves, spec)
         replay = self._replays.get(key)
         if replay is None:
             return self._compute(X, pulls, batch)
-        own = () if batch.own is None else (batch.own,)
-        results = replay(X, *leaves, *own)
-        if key not in self._checked and not self._model.draws:
+        results = replay(X, *leaves, *_own(batch))
+        # On a GPU it is checked once a round is done, where looking at numbers holds up nothing.
+        if not X.is_cuda and key not in self._checked and not self._model.draws:
             self._checked.add(key)
             fresh = self._compute(X, pulls, batch)
             if not same_gradients(results[0], fresh[0]):
@@ -251,6 +251,57 @@ class LaneGradients:
                 self._note(DEPENDS)
                 return fresh
         return results[0], results[1] if len(results) > 1 else None
+
+    def compile(self, X: Tensor, pulls: Sequence[Pull], batch: Batch) -> bool:
+        """Compiles steps of this shape, which takes a while; False where that cannot be done."""
+        leaves, spec = tree_flatten((batch.inputs, batch.targets))
+        key = self._key(X, pulls, batch, leaves, spec)
+        if self._replays.get(key) is not None:
+            return True
+        recorded = self._record(X, pulls, batch, leaves, spec)
+        if recorded is None:
+            return False
+        compiled = torch.compile(recorded, dynamic=False)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # Advice on precision and softmax.
+                results = compiled(X, *leaves, *_own(batch))
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            self._note(f"steps are not compiled: {first_line(error)}")
+            logger.info("a step could not be compiled: %s", error)
+            return False
+        if not same_gradients(results[0], self._compute(X, pulls, batch)[0]):
+            self._note("steps are not compiled: their gradients would come out otherwise")
+            return False
+        self._replays[key] = compiled
+        return True
+
+    def _key(
+        self,
+        X: Tensor,
+        pulls: Sequence[Pull],
+        batch: Batch,
+        leaves: Sequence[Any],
+        spec: TreeSpec,
+    ) -> Any:
+        """What two steps must share so that one can be replayed as the other."""
+        return (
+            X.shape,
+            tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
+            spec,
+            tuple((leaf.shape, leaf.dtype) for leaf in leaves),
+            batch.own is not None,
+            self._model.training,
+        )
+
+    @contextmanager
+    def afresh(self) -> Iterator[None]:
+        """Within it nothing is replayed."""
+        kept, self._replays = self._replays, {}
+        try:
+            yield
+        finally:
+            self._replays = kept
 
     def begin_round(self) -> None:
         """Lets the first replay of each shape be checked: what a loss reads may have changed."""
@@ -267,9 +318,8 @@ class LaneGradients:
             gradient, labelled = self._compute(X, pulls, Batch(inputs, targets, batch.sizes, own))
             return [gradient] if labelled is None else [gradient, labelled]
 
-        tensors = [X, *leaves, *(() if batch.own is None else (batch.own,))]
         try:
-            replay: Callable[..., list[Tensor]] = make_fx(run)(*tensors)
+            replay: Callable[..., list[Tensor]] = make_fx(run)(X, *leaves, *_own(batch))
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             logger.info("a step could not be recorded, and is computed anew each time: %s", error)
             return None
@@ -385,6 +435,16 @@ def batch_dependent(model: FlatModel, inputs: Any) -> bool:
         a.shape[:1] != (half,) or b.shape[:1] != (size,) or not _close(a, b[:half])
         for a, b in zip(alone, together, strict=True)
     ) or any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.module.modules())
+
+
+def _own(batch: Batch) -> tuple[Tensor, ...]:
+    return () if batch.own is None else (batch.own,)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, as short as it can be quoted."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
 def same_gradients(a: Tensor, b: Tensor) -> bool:

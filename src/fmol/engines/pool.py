@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fmol.data import Samples, TensorSamples, tree_leaves, tree_map
-from fmol.engines.lanes import Batch
 
 __all__ = ["Pool", "make_pool"]
 
@@ -33,11 +33,19 @@ class Pool:
         self.total = total
 
     def to(self, device: torch.device) -> Pool:
-        """The same pool, its samples on `device`."""
-        self.inputs = tree_map(lambda leaf: leaf.to(device), self.inputs)
-        self.targets = tree_map(lambda leaf: leaf.to(device), self.targets)
-        self.device = device
-        return self
+        """The same samples on `device`; the pool itself where they are there already."""
+        if device == self.device:
+            return self
+        moved = copy.copy(self)
+        moved.inputs = tree_map(lambda leaf: leaf.to(device), self.inputs)
+        moved.targets = tree_map(lambda leaf: leaf.to(device), self.targets)
+        moved.device = device
+        return moved
+
+    @property
+    def nbytes(self) -> int:
+        leaves = tree_leaves((self.inputs, self.targets))
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
 
     def span(self, start: int, stop: int) -> tuple[Any, Any]:
         """Samples `start` to `stop − 1` of all."""
@@ -45,25 +53,14 @@ class Pool:
         targets: Any = tree_map(lambda leaf: leaf[start:stop], self.targets)
         return inputs, targets
 
-    def pick(self, rows: Tensor) -> tuple[Any, Any]:
-        """The samples at `rows` `[n]`."""
-        inputs: Any = tree_map(lambda leaf: leaf.index_select(0, rows), self.inputs)
-        targets: Any = tree_map(lambda leaf: leaf.index_select(0, rows), self.targets)
-        return inputs, targets
-
-    def gather(self, rows: Tensor, sizes: tuple[int, ...]) -> Batch:
-        """The samples at `rows` `[L, B]`, as one batch per lane."""
+    def gather(self, rows: Tensor) -> tuple[Any, Any]:
+        """The samples at `rows` `[…]`, in that shape: nests of `[…, …]`."""
         flat, shape = rows.reshape(-1), rows.shape
 
         def pick(leaf: Tensor) -> Tensor:
             return leaf.index_select(0, flat).reshape(*shape, *leaf.shape[1:])
 
-        own = None
-        if any(size != shape[1] for size in sizes):
-            own = torch.arange(shape[1], device=self.device) < torch.tensor(
-                sizes, device=self.device
-            ).unsqueeze(1)
-        return Batch(tree_map(pick, self.inputs), tree_map(pick, self.targets), sizes, own)
+        return tree_map(pick, self.inputs), tree_map(pick, self.targets)
 
 
 def make_pool(clients: Sequence[str], parts: Sequence[Samples]) -> Pool | None:

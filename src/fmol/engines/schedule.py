@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fmol.engines.lanes import LaneSteps, Pull
+from fmol.data import tree_leaves, tree_map
+from fmol.engines.lanes import Batch, Pull
 from fmol.engines.pool import Pool
-from fmol.engines.seam import Ask, Lane, Site
-from fmol.local import batches
+from fmol.engines.seam import Ask, Lane, LocalConfig, Site
+from fmol.local import batch_table
 
-__all__ = ["Job", "Schedule", "plan_steps", "pulls_of", "walk"]
+__all__ = ["BatchTables", "Job", "Schedule", "Stage", "plan_steps", "pulls_of", "walk"]
+
+
+Table = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class Walker(Protocol):
+    """Takes one step after the other; `LaneSteps` does."""
+
+    def step(self, batch: Batch, active: Tensor | None, last: bool) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -27,60 +40,153 @@ class Job:
 
 @dataclass(frozen=True)
 class Schedule:
-    """For each step of some lanes the rows of the pool `[L, B]`, how many count, and who moves."""
+    """The batches of `C` clients in `K` steps, and which of the clients each of `L` lanes is of."""
 
-    rows: list[Tensor]
-    sizes: list[tuple[int, ...]]
-    active: list[Tensor | None]
+    rows: Tensor
+    """Of the pool, `[K, C, B]`; what is beyond a client's count only fills up."""
+    counts: NDArray[np.int64]
+    """How many rows count, `[K, C]`; none for a client that has taken all its steps."""
+    lanes: NDArray[np.int64]
+    index: Tensor
+    """The same as `lanes` on the device, `[L]`."""
 
     @property
     def even(self) -> bool:
         """Whether all lanes take all steps, with batches of one size."""
-        width = self.rows[0].shape[1]
-        return all(active is None for active in self.active) and all(
-            size == width for sizes in self.sizes for size in sizes
+        return bool((self.counts == self.rows.shape[2]).all())
+
+    @property
+    def widths(self) -> list[int]:
+        """The largest batch of each step."""
+        return [int(width) for width in self.counts.max(1)]
+
+
+class BatchTables:
+    """Clients' batches of a round, some of them drawn before they are asked for.
+
+    A client's batches hang on the seed, the round and its name alone. So while a GPU computes one
+    round, those of the next can be drawn; should other clients come, they were drawn for nothing.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._ahead: dict[Any, Table] = {}
+        self._last: list[tuple[str, int, LocalConfig, int]] = []
+
+    def of(self, client: str, n: int, local: LocalConfig, round: int) -> Table:
+        self._last.append((client, n, local, round))
+        return self._ahead.pop(self._key(client, n, local, round), None) or self._draw(
+            client, n, local, round
         )
 
+    def draw_ahead(self) -> None:
+        """Draws for the next round what was asked for since the last time."""
+        self._ahead = {
+            self._key(client, n, local, round + 1): self._draw(client, n, local, round + 1)
+            for client, n, local, round in self._last
+        }
+        self._last.clear()
 
-def plan_steps(jobs: Sequence[Job], pool: Pool, seed: int, device: torch.device) -> Schedule:
+    def begin(self) -> None:
+        """Forgets what was asked for."""
+        self._last.clear()
+
+    def _draw(self, client: str, n: int, local: LocalConfig, round: int) -> Table:
+        return batch_table(n, local, seed=self._seed, round=round, client=client)
+
+    def _key(self, client: str, n: int, local: LocalConfig, round: int) -> Any:
+        return client, n, round, local.steps, local.epochs, local.batch_size
+
+
+def plan_steps(jobs: Sequence[Job], pool: Pool, drawn: BatchTables) -> Schedule:
+    """The schedule of some lanes, its rows on the pool's device."""
     local, round = jobs[0].ask.local, jobs[0].ask.round
     assert local is not None
-    mine: dict[str, list[Tensor]] = {}
-    for client in dict.fromkeys(job.ask.client for job in jobs):
-        n, offset = pool.sizes[client], pool.offsets[client]
-        order = batches(n, local, seed=seed, round=round, client=client)
-        every = torch.arange(offset, offset + n)
-        mine[client] = [every if b is None else b + offset for b in order]
-    clients = list(mine)
-    lanes = torch.tensor([clients.index(job.ask.client) for job in jobs])
-    schedule = Schedule([], [], [])
-    for k in range(max(len(steps) for steps in mine.values())):
-        # A lane that is done goes on with its first batch, which moves nothing.
-        now = [steps[k] if k < len(steps) else steps[0] for steps in mine.values()]
-        width = max(len(rows) for rows in now)
-        # Short batches are filled up with their own first sample, which does not count.
-        filled = [
-            rows if len(rows) == width else torch.cat([rows, rows[:1].expand(width - len(rows))])
-            for rows in now
-        ]
-        schedule.rows.append(torch.stack(filled)[lanes])
-        schedule.sizes.append(tuple(len(now[c]) for c in lanes.tolist()))
-        active = [k < len(steps) for steps in mine.values()]
-        moving = None if all(active) else torch.tensor(active)[lanes].to(device)
-        schedule.active.append(moving)
-    if len({rows.shape for rows in schedule.rows}) == 1:  # One transfer for all steps.
-        schedule.rows[:] = torch.stack(schedule.rows).to(device).unbind()
-    else:
-        schedule.rows[:] = [rows.to(device) for rows in schedule.rows]
-    return schedule
+    place: dict[str, int] = {}
+    lanes = np.array([place.setdefault(job.ask.client, len(place)) for job in jobs])
+    tables = [drawn.of(client, pool.sizes[client], local, round) for client in place]
+    steps = max(len(rows) for rows, _ in tables)
+    width = max(rows.shape[1] for rows, _ in tables)
+    rows = np.empty((steps, len(tables), width), dtype=np.int64)
+    counts = np.zeros((steps, len(tables)), dtype=np.int64)
+    for c, (client, (mine, own)) in enumerate(zip(place, tables, strict=True)):
+        k, w = mine.shape
+        rows[:k, c, :w], counts[:k, c] = mine, own
+        rows[:k, c, w:] = mine[:, :1]
+        rows[k:, c] = mine[0, 0]  # One that is done goes on with some sample, which moves nothing.
+        rows[:, c] += pool.offsets[client]
+    index = torch.from_numpy(lanes).to(pool.device)
+    return Schedule(torch.from_numpy(rows).to(pool.device), counts, lanes, index)
 
 
-def walk(steps: LaneSteps, schedule: Schedule, rows: Sequence[Tensor], pool: Pool) -> None:
-    """Takes all steps of a schedule, on the batches at `rows`."""
-    for k, (mine, sizes, active) in enumerate(
-        zip(rows, schedule.sizes, schedule.active, strict=True)
-    ):
-        steps.step(pool.gather(mine, sizes), active, last=k + 1 == len(schedule.sizes))
+@dataclass
+class Stage:
+    """All samples of a schedule, client by client: where a recorded round finds them.
+
+    Nests of `[K, C, B, …]`, and how many of each batch count `[K, C]` where that differs.
+    """
+
+    inputs: Any
+    targets: Any
+    counts: Tensor | None
+
+    @classmethod
+    def of(cls, schedule: Schedule, pool: Pool) -> Stage:
+        counts = None
+        if not schedule.even:
+            counts = torch.from_numpy(schedule.counts).to(pool.device)
+        return cls(*pool.gather(schedule.rows), counts)
+
+    def at(self, step: int, width: int, lanes: Tensor) -> tuple[Any, Any]:
+        """The samples of a step, for lanes of these clients: nests of `[L, B, …]`."""
+
+        def pick(leaf: Tensor) -> Tensor:
+            return leaf[step, :, :width].index_select(0, lanes)
+
+        return tree_map(pick, self.inputs), tree_map(pick, self.targets)
+
+    def clone(self) -> Stage:
+        counts = None if self.counts is None else self.counts.clone()
+        return Stage(
+            tree_map(torch.clone, self.inputs), tree_map(torch.clone, self.targets), counts
+        )
+
+    def copy_(self, other: Stage) -> None:
+        """Takes over another stage's samples, of the same shapes."""
+        for mine, new in zip(self._leaves(), other._leaves(), strict=True):
+            mine.copy_(new)
+
+    def _leaves(self) -> list[Tensor]:
+        counts = () if self.counts is None else (self.counts,)
+        return [*tree_leaves((self.inputs, self.targets)), *counts]
+
+
+def walk(steps: Walker, schedule: Schedule, source: Pool | Stage) -> None:
+    """Takes all steps of a schedule, on samples from the pool or laid out on a stage."""
+    device, index = schedule.rows.device, schedule.index
+    staged = isinstance(source, Stage)
+    counts = None
+    if isinstance(source, Stage):
+        counts = source.counts
+    elif not schedule.even:
+        counts = torch.from_numpy(schedule.counts).to(device)
+    sizes = np.maximum(schedule.counts, 1)[:, schedule.lanes]
+    last = len(schedule.counts) - 1
+    for k, width in enumerate(schedule.widths):
+        if isinstance(source, Stage):
+            inputs, targets = source.at(k, width, index)
+        else:
+            inputs, targets = source.gather(schedule.rows[k, :, :width].index_select(0, index))
+        own, active = None, None
+        if counts is not None:
+            mine = counts[k].index_select(0, index)
+            # What is recorded is replayed with other counts: there, both are always looked at.
+            if staged or sizes[k].min() < width:
+                own = torch.arange(width, device=device) < mine[:, None]
+            if staged or not schedule.counts[k].all():
+                active = mine > 0
+        batch = Batch(inputs, targets, tuple(sizes[k].tolist()), own)
+        steps.step(batch, active, last=k == last)
 
 
 def pulls_of(lanes: Sequence[Lane], site: Site) -> list[Pull]:

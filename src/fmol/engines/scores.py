@@ -75,7 +75,7 @@ def _outputs(
         with torch.no_grad():
             for start in range(0, total, batch_size):
                 stop = min(start + batch_size, total)
-                batch = pool.span(start, stop) if rows is None else pool.pick(rows[start:stop])
+                batch = pool.span(start, stop) if rows is None else pool.gather(rows[start:stop])
                 parts.append(model(batch[0]))
                 targets.append(batch[1])
     finally:

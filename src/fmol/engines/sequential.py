@@ -6,8 +6,7 @@ Simple enough to be read as the definition of what every other engine must compu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -33,6 +32,7 @@ from fmol.evaluation import EVALUATION_BATCH
 from fmol.federation import Client, Federation
 from fmol.layout import FlatModel
 from fmol.local import local_work
+from fmol.precision import Precision, check_precision, products, step_dtype
 
 __all__ = ["DataCache", "SequentialEngine"]
 
@@ -51,13 +51,16 @@ class SequentialEngine:
         device: torch.device | str = "cpu",
         evaluation_batch: int = EVALUATION_BATCH,
         cache_bytes: int = 2**30,
+        precision: Precision = "fp32",
     ) -> None:
         self.federation = federation
         self.device = torch.device(device)
+        check_precision(precision, self.device)
+        self.precision = precision
         self.seed = seed
         self.evaluation_batch = evaluation_batch
         self._objectives = {o.name: o for o in federation.objectives}
-        self._model = FlatModel(federation.model, self.device)
+        self._model = FlatModel(federation.model, self.device, step_dtype(precision))
         self._data = DataCache(federation, self.device, cache_bytes)
         self._kept: dict[str, dict[str, Tensor]] = {}
         self._pending: dict[str, dict[str, Tensor]] = {}
@@ -72,7 +75,9 @@ class SequentialEngine:
     ) -> tuple[Any, Receipt]:
         started = perf_counter()
         tally = Tally()
-        self._one_by_one(sorted(asks, key=lambda ask: ask.client), fold, work, transforms, tally)
+        asks = sorted(asks, key=lambda ask: ask.client)
+        with products(self.precision, self.device):
+            self._one_by_one(asks, fold, work, transforms, tally)
         result = None if fold is None else fold.result()
         return result, tally.receipt(perf_counter() - started)
 
@@ -87,7 +92,7 @@ class SequentialEngine:
         """Carries out the asks in their order, and adds up what happened."""
         work = work or local_work
         for ask in asks:
-            with said_where(ask):
+            try:
                 site = self._site(ask.client)
                 reply = work(ask, site)
                 for transform in transforms:
@@ -95,6 +100,9 @@ class SequentialEngine:
                 bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
                 for transform in reversed(transforms):
                     reply = transform.server(reply, ask)
+            except Exception as error:
+                say_where(error, ask)
+                raise
             client, limit = site.client, len(site.samples)
             reply, refusals = check_reply(reply, ask, client, self.federation.layout, limit)
             if refusals:  # What is refused leaves no trace at the client either.
@@ -178,14 +186,9 @@ class Tally:
         )
 
 
-@contextmanager
-def said_where(ask: Ask) -> Iterator[None]:
+def say_where(error: BaseException, ask: Ask) -> None:
     """Adds to an error in whose work, and in which round, it happened."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"This happened in round {ask.round} at client `{ask.client}`.")
-        raise
+    error.add_note(f"This happened in round {ask.round} at client `{ask.client}`.")
 
 
 class _ClientData:

@@ -4,48 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmol import rng
-from fmol.data import Samples, TensorSamples, as_samples, is_lazy, tree_leaves, tree_map
+from fmol.data import Samples, TensorSamples, as_samples, is_lazy
 from fmol.engines.checks import check_reply, message_bytes, reply_bytes
-from fmol.engines.graphs import StepGraph
-from fmol.engines.lanes import (
-    DEPENDS,
-    Batch,
-    LaneGradients,
-    LaneModel,
-    LaneSteps,
-    Pull,
-    batch_dependent,
-    pull_losses,
-    same_gradients,
-)
+from fmol.engines.lanes import LaneGradients
 from fmol.engines.memory import free_memory
 from fmol.engines.pool import Pool, make_pool
-from fmol.engines.schedule import Job, Schedule, plan_steps, pulls_of, walk
+from fmol.engines.probe import lane_bytes, why_not_batched
+from fmol.engines.schedule import Job
 from fmol.engines.scores import Scores, score_clients
-from fmol.engines.seam import (
-    Ask,
-    Fold,
-    LocalConfig,
-    Receipt,
-    Reply,
-    Site,
-    Transform,
-    Work,
-)
-from fmol.engines.sequential import SequentialEngine, Tally, said_where
+from fmol.engines.seam import Ask, Fold, LocalConfig, Receipt, Reply, Site, Transform, Work
+from fmol.engines.sequential import SequentialEngine, Tally, say_where
+from fmol.engines.worker import Compile, LaneWorker
 from fmol.evaluation import EVALUATION_BATCH, evaluate
 from fmol.federation import ClientList, Federation
-from fmol.local import count_labels, local_work, mixture_loss, step_count
+from fmol.layout import FlatModel
+from fmol.local import count_labels, local_work
 from fmol.objectives import Objective
+from fmol.precision import Precision, products, step_dtype
 
 __all__ = ["VectorizedEngine"]
 
@@ -53,12 +37,8 @@ logger = logging.getLogger("fmol")
 
 MOST_LANES = 4096
 """More at a time win nothing."""
-GRAPH_AT = 2
-"""The use of a round's shape at which it becomes a CUDA graph."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
-BROKEN = (RuntimeError, ValueError, TypeError, NotImplementedError, KeyError, IndexError)
-"""What a model or a loss that cannot be batched raises."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +51,27 @@ class _Rows:
     squares: list[float]
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """The same on the device, where it may still be computed."""
+
+    deltas: Tensor
+    table: Tensor
+    """How many steps moved, if all is finite, and ‖Δ‖²: `[3, L]`."""
+
+    def rows(self) -> _Rows:
+        table = self.table.tolist()  # One transfer for all lanes of a chunk.
+        moved, finite = [int(m) for m in table[0]], [f > 0 for f in table[1]]
+        return _Rows(self.deltas, moved, finite, table[2])
+
+
 class VectorizedEngine(SequentialEngine):
     """Steps all lanes of a round together, in chunks of at most `lanes_in_flight`.
 
     What cannot be computed so (another work than the usual one, a model or data that cannot be
-    batched) is computed one by one as in the sequential engine, and the receipt says why.
+    batched) is computed one by one as in the sequential engine, and the receipt says why. With
+    several `devices` each takes a part of the lanes; the first is where the server computes.
+    `compile` says when steps are compiled for a CUDA device, and `say` is told when they are.
     """
 
     def __init__(
@@ -84,16 +80,21 @@ class VectorizedEngine(SequentialEngine):
         *,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        devices: Sequence[torch.device | str] = (),
         evaluation_batch: int = EVALUATION_BATCH,
         cache_bytes: int = 2**30,
         lanes_in_flight: int | Literal["auto"] = "auto",
+        precision: Precision = "fp32",
+        compile: Compile = "auto",
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(
             federation,
             seed=seed,
-            device=device,
+            device=devices[0] if devices else device,
             evaluation_batch=evaluation_batch,
             cache_bytes=cache_bytes,
+            precision=precision,
         )
         if lanes_in_flight != "auto" and not (
             isinstance(lanes_in_flight, int) and lanes_in_flight >= 1
@@ -102,7 +103,21 @@ class VectorizedEngine(SequentialEngine):
                 f"`lanes_in_flight` must be 'auto' or a whole number of at least 1, got "
                 f"{lanes_in_flight!r}."
             )
-        self._gradients = LaneGradients(LaneModel(self._model), self._loss_is_batched, self._say)
+        if compile not in ("auto", "always", "never"):
+            raise ValueError(f"`compile` must be 'auto', 'always' or 'never', got {compile!r}.")
+        others = [torch.device(other) for other in devices[1:]]
+        models = [FlatModel(federation.model, other, step_dtype(precision)) for other in others]
+        self._workers = [
+            LaneWorker(
+                model,
+                seed=seed,
+                compile=compile,
+                batched=self._loss_is_batched,
+                note=self._say,
+                say=say,
+            )
+            for model in (self._model, *models)
+        ]
         self._lanes_in_flight = lanes_in_flight
         self._limits: dict[tuple[int, ...], int] = {}
         """Shape of a step → how many lanes of it fit into memory."""
@@ -111,14 +126,14 @@ class VectorizedEngine(SequentialEngine):
         self._single_losses: dict[str, str] = {}
         """Objective → why its loss is computed lane by lane."""
         self._everyone = _pool_of_all(federation, self.device, cache_bytes)
+        self._copies: dict[torch.device, Pool] = {}
         self._notes: list[str] = []
         self._most = MOST_LANES
-        self._uses: dict[Any, int] = {}
-        self._graphs: dict[Any, StepGraph | None] = {}
-        self._draws = any(
-            isinstance(layer, nn.modules.dropout._DropoutNd | nn.RReLU)
-            for layer in self._model.module.modules()
-        )
+
+    def expect(self, rounds: int) -> None:
+        """Takes note of how many rounds are to come: whether compiling pays hangs on it."""
+        for worker in self._workers:
+            worker.rounds_left = rounds
 
     # ---- a round -----------------------------------------------------------------------------
 
@@ -133,8 +148,23 @@ class VectorizedEngine(SequentialEngine):
         started = perf_counter()
         tally = Tally()
         self._notes = tally.notes
-        self._gradients.begin_round()
+        for worker in self._workers:
+            worker.gradients.begin_round()
         asks = sorted(asks, key=lambda ask: ask.client)
+        with products(self.precision, self.device):
+            self._carry_out(asks, fold, work, transforms, tally)
+        result = None if fold is None else fold.result()
+        return result, tally.receipt(perf_counter() - started)
+
+    def _carry_out(
+        self,
+        asks: Sequence[Ask],
+        fold: Fold | None,
+        work: Work | None,
+        transforms: Sequence[Transform],
+        tally: Tally,
+    ) -> None:
+        """Computes all asks, chunk by chunk, and folds their replies in."""
         reason = self._why_not(asks, work)
         if reason is not None:
             tally.notes.append(f"clients were computed one by one: {reason}")
@@ -148,17 +178,32 @@ class VectorizedEngine(SequentialEngine):
                 self._one_by_one(chunk, fold, work, transforms, tally)
                 continue
             jobs = self._jobs(chunk, sites)
-            replies, rows = self._compute(chunk, sites, jobs, pool)
+            mine: dict[str, dict[str, int]] = {ask.client: {} for ask in chunk}
+            for row, job in enumerate(jobs):
+                mine[job.ask.client][job.lane.slot] = row
+            steps = self._descend(jobs, pool)
+            scores, held_out = self._scores(chunk, sites, pool)
+            sizes = self._count_samples(chunk, sites)
+            # While the device computes: all of the replies that is known without it.
+            deltas = steps.deltas.unbind()
+            known = {
+                ask.client: self._known(
+                    ask, sites[ask.client], mine[ask.client], deltas, scores, held_out, sizes
+                )
+                for ask in chunk
+            }
+            for worker in self._workers:
+                worker.draw_ahead()
+            rows = steps.rows()  # Here it waits for the device.
             seconds = (perf_counter() - begun) / len(chunk)
+            replies = {}
             for ask in chunk:
-                reply = replace(replies[ask.client], seconds=seconds)
-                mine = {job.lane.slot: i for i, job in enumerate(jobs) if job.ask is ask}
-                site = sites[ask.client]
-                replies[ask.client] = self._let_in(reply, ask, site, mine, rows, transforms, tally)
+                own, site, parts = mine[ask.client], sites[ask.client], known[ask.client]
+                moved = {slot: rows.moved[own[slot]] for slot in parts["deltas"]}
+                reply = Reply(client=ask.client, steps=moved, seconds=seconds, **parts)
+                replies[ask.client] = self._let_in(reply, ask, site, own, rows, transforms, tally)
             if fold is not None:
                 _fold(fold, chunk, jobs, rows, replies, one_by_one=bool(transforms))
-        result = None if fold is None else fold.result()
-        return result, tally.receipt(perf_counter() - started)
 
     def _say(self, note: str) -> None:
         self._notes.append(note)
@@ -174,12 +219,15 @@ class VectorizedEngine(SequentialEngine):
         tally: Tally,
     ) -> Reply:
         """A client's reply after its way to the server and the checks there; `mine` are its rows."""
-        with said_where(ask):
+        try:
             for transform in transforms:
                 reply = transform.client(reply, ask, site)
             bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
             for transform in reversed(transforms):
                 reply = transform.server(reply, ask)
+        except Exception as error:
+            say_where(error, ask)
+            raise
         finite = () if transforms else [slot for slot, i in mine.items() if rows.finite[i]]
         layout, limit = self.federation.layout, len(site.samples)
         reply, refusals = check_reply(reply, ask, site.client, layout, limit, finite)
@@ -207,38 +255,56 @@ class VectorizedEngine(SequentialEngine):
         return make_pool(list(sites), [site.samples for site in sites.values()])
 
     def _site_of(self, ask: Ask) -> Site:
-        with said_where(ask):
+        try:
             return self._site(ask.client)
+        except Exception as error:
+            say_where(error, ask)
+            raise
 
-    def _compute(
-        self, chunk: Sequence[Ask], sites: Mapping[str, Site], jobs: Sequence[Job], pool: Pool
-    ) -> tuple[dict[str, Reply], _Rows]:
-        """What every client of a chunk answers, and the rows that its updates are."""
-        scores, held_out = self._scores(chunk, sites, pool)
-        rows = self._descend(jobs, pool)
-        replies = {}
+    def _count_samples(
+        self, chunk: Sequence[Ask], sites: Mapping[str, Site]
+    ) -> dict[str, dict[str, int]]:
+        """Client → objective → how many of its samples carry a label."""
+        found = {}
+        masked = self._masked
         for ask in chunk:
-            site = sites[ask.client]
+            counts = sites[ask.client].counts
             names = {*ask.evaluate, *(name for lane in ask.lanes for name in lane.mixture)}
-            for name in sorted(names - set(site.counts)):
-                marks = name in self._gradients.masked
-                site.counts[name] = count_labels(site, ask.x, name) if marks else len(site.samples)
-            mine = [(i, job.lane) for i, job in enumerate(jobs) if job.ask is ask]
-            # A client without a single label for an objective does not hold it.
-            sent = [(i, lane) for i, lane in mine if any(site.counts[n] for n in lane.mixture)]
-            losses = {n: s["loss"] for n, s in scores.get(ask.client, {}).items()}
-            replies[ask.client] = Reply(
-                client=ask.client,
-                deltas={lane.slot: rows.deltas[i] for i, lane in sent},
-                steps={lane.slot: rows.moved[i] for i, lane in sent},
-                losses={n: score.value for n, score in losses.items() if score.samples},
-                samples={name: site.counts[name] for name in sorted(names)},
-                held_out={
-                    o: {m: score.value for m, score in row.items()}
-                    for o, row in held_out.get(ask.client, {}).items()
-                },
-            )
-        return replies, rows
+            for name in sorted(names.difference(counts)):
+                site = sites[ask.client]
+                counts[name] = (
+                    count_labels(site, ask.x, name) if name in masked else len(site.samples)
+                )
+            found[ask.client] = {name: counts[name] for name in sorted(names)}
+        return found
+
+    def _known(
+        self,
+        ask: Ask,
+        site: Site,
+        mine: Mapping[str, int],
+        deltas: Sequence[Tensor],
+        scores: Scores,
+        held_out: Scores,
+        samples: Mapping[str, Mapping[str, int]],
+    ) -> dict[str, Any]:
+        """What is in a client's reply, but for its steps; `mine` are its rows of `deltas`."""
+        # A client without a single label for an objective does not hold it.
+        sent = {
+            lane.slot: mine[lane.slot]
+            for lane in ask.lanes
+            if any(site.counts[name] for name in lane.mixture)
+        }
+        losses = {n: s["loss"] for n, s in scores.get(ask.client, {}).items()}
+        return {
+            "deltas": {slot: deltas[row] for slot, row in sent.items()},
+            "losses": {n: score.value for n, score in losses.items() if score.samples},
+            "samples": samples[ask.client],
+            "held_out": {
+                o: {m: score.value for m, score in row.items()}
+                for o, row in held_out.get(ask.client, {}).items()
+            },
+        }
 
     # ---- what can be batched -----------------------------------------------------------------
 
@@ -257,59 +323,11 @@ class VectorizedEngine(SequentialEngine):
         return self._reasons[bool(first.lanes)]
 
     def _probe(self, ask: Ask) -> str | None:
-        """Why the model or the data cannot be batched, tried on a few samples of one client."""
         site = self._site_of(ask)
-        pool = make_pool([ask.client], [site.samples])
-        if pool is None:
-            return "the clients' data are not tensors in memory"
-        count = min(8, pool.total)
-        inputs, targets = pool.span(0, count)
-        self._model.load(ask.x)
-        try:
-            with rng.torch_stream(self.device, self.seed, "model", "probe"):
-                if batch_dependent(self._model, inputs):
-                    return "what the model says of a sample depends on the others in its batch"
-                if ask.lanes:
-                    self._probe_lanes(ask, site, Batch(inputs, targets, (count,)))
-        except BROKEN as error:
-            return f"the model cannot be batched over lanes ({_first_line(error)})"
-        return None
-
-    def _probe_lanes(self, ask: Ask, site: Site, one: Batch) -> None:
-        """Raises where gradients of two lanes side by side are not those of each by itself."""
-        model, count = self._model, one.sizes[0]
-        lanes = ask.lanes[:2] if len(ask.lanes) > 1 else ask.lanes * 2
-        batch = Batch(_repeat(one.inputs), _repeat(one.targets), (count, count))
-        starts = torch.stack([ask.x, ask.x * 1.01])
-        model.module.eval()
-        try:
-            self._probe_losses(site, _repeat(model(one.inputs)), batch)
-            pulls = pulls_of(lanes, site)
-            local = ask.local or LocalConfig(lr=0.0)
-            steps = LaneSteps(self._gradients, pulls, local, starts)
-            got, _ = steps.gradients(starts, pulls, batch)
-            indices = torch.arange(count)
-            for lane, start, mine in zip(lanes, starts, got, strict=True):
-                model.load(start)
-                loss = mixture_loss(site, lane.mixture, indices, set())
-                if loss is None:
-                    continue
-                want = model.gradient(loss)
-                error = float((mine - want).norm())
-                if not error <= 1e-3 * float(want.norm()) + 1e-9:
-                    raise ValueError(f"its gradients come out otherwise, by {error:.1e}")
-        finally:
-            model.module.train()
-
-    def _probe_losses(self, site: Site, outputs: Any, batch: Batch) -> None:
-        """Notes the objectives whose loss cannot be computed for several lanes in one call."""
-        with torch.no_grad():
-            for name in site.client.objectives:
-                pull = Pull(site.objectives[name], (0, 1), (1.0, 1.0))
-                try:
-                    pull_losses(pull, outputs, batch, batched=True)
-                except BROKEN as error:
-                    self._single_losses.setdefault(name, _first_line(error))
+        reason = why_not_batched(ask, site, self._gradients, self._single_losses)
+        for worker in self._workers:
+            worker.single_losses = bool(self._single_losses)
+        return reason
 
     def _loss_is_batched(self, objective: str) -> bool:
         reason = self._single_losses.get(objective)
@@ -317,19 +335,37 @@ class VectorizedEngine(SequentialEngine):
             self._notes.append(f"the loss of `{objective}` was computed lane by lane: {reason}")
         return reason is None
 
+    @property
+    def _gradients(self) -> LaneGradients:
+        return self._workers[0].gradients
+
+    @property
+    def _masked(self) -> set[str]:
+        """Objectives whose loss marks which samples have a label."""
+        return set().union(*(worker.gradients.masked for worker in self._workers))
+
     # ---- chunks ------------------------------------------------------------------------------
 
     def _chunks(self, asks: Sequence[Ask]) -> Iterator[list[Ask]]:
-        """Whole clients, as many as have lanes that fit into memory together."""
-        most, lanes = self._most_lanes(asks), 0
-        self._most = most
+        """Whole clients, as many as have lanes that fit into memory together, and evenly many."""
+        most = self._most = self._most_lanes(asks)
+        lanes = [max(len(ask.lanes), 1) for ask in asks]
+        if len(set(lanes)) == 1:
+            each = max(1, most // lanes[0])
+            parts = -(-len(asks) // each)
+            # Steps are recorded and compiled by shape: best if all chunks have the same.
+            even = next((n for n in range(parts, 2 * parts) if len(asks) % n == 0), parts)
+            size = -(-len(asks) // even)
+            yield from (list(asks[i : i + size]) for i in range(0, len(asks), size))
+            return
         chunk: list[Ask] = []
-        for ask in asks:
-            if chunk and lanes + len(ask.lanes) > most:
+        total = 0
+        for ask, count in zip(asks, lanes, strict=True):
+            if chunk and total + count > most:
                 yield chunk
-                chunk, lanes = [], 0
+                chunk, total = [], 0
             chunk.append(ask)
-            lanes += max(len(ask.lanes), 1)
+            total += count
         if chunk:
             yield chunk
 
@@ -343,48 +379,24 @@ class VectorizedEngine(SequentialEngine):
         width = min(first.local.batch_size or len(site.samples), len(site.samples))
         key = (width,)
         if key not in self._limits:
-            self._limits[key] = self._probe_memory(first, site, width)
+            each = lane_bytes(first, site, self._gradients, width)
+            fit = 0
+            for worker in self._workers:
+                worker.lane_bytes = each
+                fit += max(1, int(MEMORY_SHARE * free_memory(worker.device) / each))
+            self._limits[key] = min(MOST_LANES, fit)
         return self._limits[key]
-
-    def _probe_memory(self, ask: Ask, site: Site, width: int) -> int:
-        """How many lanes with batches of `width` fit, from what one of them keeps for its gradient."""
-        pool = make_pool([ask.client], [site.samples])
-        assert pool is not None
-        kept = [0]
-
-        def count(tensor: Tensor) -> Tensor:
-            kept[0] += tensor.numel() * tensor.element_size()
-            return tensor
-
-        inputs, targets = pool.span(0, width)
-        one = Batch(_repeat(inputs, 1), _repeat(targets, 1), (width,))
-        steps = LaneSteps(
-            self._gradients,
-            pulls_of(ask.lanes[:1], site),
-            ask.local or LocalConfig(lr=0.0),
-            ask.x[None],
-        )
-        with (
-            rng.torch_stream(self.device, self.seed, "model", "probe"),
-            torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
-        ):
-            steps.gradients(steps.X, steps.pulls, one)
-        row = ask.x.numel() * ask.x.element_size()
-        batch = sum(t.numel() * t.element_size() for t in tree_leaves((one.inputs, one.targets)))
-        # Parameters, Δ, gradient, direction and what is on the way between them.
-        lane = 2 * kept[0] + 2 * batch + 6 * row
-        return max(1, min(MOST_LANES, int(MEMORY_SHARE * free_memory(self.device) / lane)))
 
     # ---- steps -------------------------------------------------------------------------------
 
-    def _descend(self, jobs: Sequence[Job], pool: Pool) -> _Rows:
+    def _descend(self, jobs: Sequence[Job], pool: Pool) -> _Steps:
         """Lines 1–3 for every job; halves what it does at a time where memory runs out."""
         parts: list[tuple[Tensor, Tensor]] = []
         # A single client may have more lanes than fit.
         start, size = 0, min(len(jobs), self._most)
         while start < len(jobs):
             try:
-                parts.append(self._steps(jobs[start : start + size], pool))
+                parts += self._steps(jobs[start : start + size], pool)
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -398,90 +410,30 @@ class VectorizedEngine(SequentialEngine):
                 continue
             start += size
         if not parts:
-            return _Rows(torch.empty(0), [], [], [])
+            return _Steps(torch.empty(0, 0), torch.empty(3, 0))
         deltas = parts[0][0] if len(parts) == 1 else torch.cat([delta for delta, _ in parts])
         moved = torch.cat([moved for _, moved in parts])
         squares = torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64) ** 2
         finite = torch.isfinite(deltas).all(1)
-        # One transfer for all lanes of a chunk.
-        table = torch.stack([moved.double(), finite.double(), squares]).tolist()
-        return _Rows(deltas, [int(m) for m in table[0]], [f > 0 for f in table[1]], table[2])
+        return _Steps(deltas, torch.stack([moved.double(), finite.double(), squares]))
 
-    def _steps(self, jobs: Sequence[Job], pool: Pool) -> tuple[Tensor, Tensor]:
-        """Δ of every job `[L, d]`, and how many of its steps moved `[L]`."""
-        first, pulls = jobs[0].ask, pulls_of([job.lane for job in jobs], jobs[0].site)
-        local = first.local
-        assert local is not None
-        schedule = plan_steps(jobs, pool, self.seed, self.device)
-        starts = torch.stack([job.ask.x for job in jobs])
-        self._model.module.train(local.training)
-        name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
-        try:
-            with rng.torch_stream(self.device, self.seed, *name):
-                graph = self._graph(schedule, pulls, local, starts, pool)
-                if graph is None:
-                    steps = LaneSteps(self._gradients, pulls, local, starts)
-                    walk(steps, schedule, schedule.rows, pool)
-                    delta, moved = steps.delta, steps.moved
-                else:
-                    replayed = graph(starts, torch.stack(schedule.rows), local.lr)
-                    # The graph's own tensors are written to again when it is replayed.
-                    delta, moved = replayed.delta.clone(), replayed.moved.clone()
-                    if graph.calls & (graph.calls - 1) == 0:  # Ever more seldom.
-                        steps = LaneSteps(self._gradients, pulls, local, starts)
-                        walk(steps, schedule, schedule.rows, pool)
-                        if not same_gradients(delta, steps.delta):
-                            self._graphs = dict.fromkeys(self._graphs)
-                            self._say(DEPENDS)
-                            delta, moved = steps.delta, steps.moved
-        finally:
-            self._model.module.train()
-        if local.accumulate == "mean":
-            counts = [step_count(local, len(job.site.samples)) for job in jobs]
-            delta /= torch.tensor(counts, device=self.device)[:, None]
-        return delta, moved
+    def _steps(self, jobs: Sequence[Job], pool: Pool) -> list[tuple[Tensor, Tensor]]:
+        """Δ `[L, d]` and moving steps `[L]` of the jobs, divided among the devices."""
+        size = -(-len(jobs) // len(self._workers))
+        # Begun on all devices before anything is fetched from one.
+        found = [
+            worker.steps(jobs[i * size : (i + 1) * size], self._pool_on(worker.device, pool))
+            for i, worker in enumerate(self._workers)
+            if i * size < len(jobs)
+        ]
+        return [(delta.to(self.device), moved.to(self.device)) for delta, moved in found]
 
-    def _graph(
-        self,
-        schedule: Schedule,
-        pulls: Sequence[Pull],
-        local: LocalConfig,
-        starts: Tensor,
-        pool: Pool,
-    ) -> StepGraph | None:
-        """The steps as a CUDA graph; None where there is none, or it is not worth one yet."""
-        if self.device.type != "cuda" or pool is not self._everyone or not schedule.even:
-            return None
-        if self._draws or self._single_losses:
-            return None  # What draws, or looks at values, is not the same every time.
-        key = (
-            tuple(starts.shape),
-            len(schedule.rows),
-            tuple(schedule.rows[0].shape),
-            tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
-            replace(local, lr=0.0),
-        )
-        self._uses[key] = self._uses.get(key, 0) + 1
-        if self._uses[key] < GRAPH_AT or (key not in self._graphs and len(self._graphs) >= 8):
-            return None
-        if key not in self._graphs:
-
-            def body(start: Tensor, rows: Tensor, lr: Tensor) -> LaneSteps:
-                steps = LaneSteps(self._gradients, pulls, local, start, lr)
-                walk(steps, schedule, list(rows), pool)
-                return steps
-
-            try:
-                stacked = torch.stack(schedule.rows)
-                self._graphs[key] = StepGraph(body, starts, stacked, local.lr)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                self._graphs[key] = None
-                note = f"steps are started one by one: no CUDA graph ({_first_line(error)})"
-                logger.info(note)
-                self._notes.append(note)
-        return self._graphs[key]
+    def _pool_on(self, device: torch.device, pool: Pool) -> Pool:
+        if pool is not self._everyone:
+            return pool.to(device)
+        if device not in self._copies:
+            self._copies[device] = pool.to(device)
+        return self._copies[device]
 
     # ---- losses ------------------------------------------------------------------------------
 
@@ -579,13 +531,3 @@ def _fold(
         weights.append(float(most) if let_in else 0.0)
     squares = [s if f else 0.0 for s, f in zip(rows.squares, rows.finite, strict=True)]
     add_rows([job.lane.slot for job in jobs], deltas, weights, rows.moved, squares)
-
-
-def _repeat(tree: Any, times: int = 2) -> Any:
-    """Every tensor of a nest `[B, …]` as `[times, B, …]`."""
-    return tree_map(lambda leaf: leaf.expand(times, *leaf.shape), tree)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

@@ -1,0 +1,424 @@
+"""Convolutions of many lanes at once on a GPU, each lane with weights of its own, as Triton kernels.
+
+A lane's convolution is a product of its weights `[F, C·k·k]` with the windows of its images. Windows
+are read where they lie: written out, they would be the largest tensors of a step, and moving them most
+of its time. Imported only where there is a CUDA device and Triton.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["lane_conv2d", "lane_conv2d_input", "lane_conv2d_weight"]
+
+Pair = tuple[int, int]
+
+FEW = 32
+"""Up to so many channels the work is in reading windows, above in products."""
+
+
+# ---- kernels ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def _forward(
+    x, w, b, out, images,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    INSIDE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """`out[F, n] = w[F, k] · windows[k, n]`, where `n` runs over the images' pixels."""
+    P: tl.constexpr = OH * OW
+    KK: tl.constexpr = KH * KW
+    CKK: tl.constexpr = C * KK
+    lane = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    image, p = n // P, n % P
+    top, left = (p // OW) * SH - PH, (p % OW) * SW - PW
+    base = image * (C * H * W) + top * W + left
+    x += lane * images * C * H * W
+    w += lane * F * CKK
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, CKK, BK):
+        k = start + tl.arange(0, BK)
+        c, kh, kw = k // KK, (k % KK) // KW * DH, k % KW * DW
+        weights = tl.load(
+            w + m[:, None] * CKK + k[None, :], mask=(m < F)[:, None] & (k < CKK)[None, :], other=0.0
+        )
+        there = (k < CKK)[:, None] & (image < images)[None, :]
+        if not INSIDE:
+            row, column = top[None, :] + kh[:, None], left[None, :] + kw[:, None]
+            there &= (row >= 0) & (row < H) & (column >= 0) & (column < W)
+        windows = tl.load(
+            x + (c * (H * W) + kh * W + kw)[:, None] + base[None, :], mask=there, other=0.0
+        )
+        acc = tl.dot(weights, windows, acc, input_precision=PRECISION)
+    if BIAS:
+        acc += tl.load(b + lane * F + m, mask=m < F, other=0.0).to(tl.float32)[:, None]
+    out += lane * images * F * P
+    tl.store(
+        out + m[:, None] * P + (image * (F * P) + p)[None, :],
+        acc.to(out.dtype.element_ty),
+        mask=(m < F)[:, None] & (image < images)[None, :],
+    )
+
+
+@triton.jit
+def _weight(
+    x, g, dw, images, per_split, splits,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    INSIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """`dw[F, k] = Σ_n g[F, n] · windows[k, n]`, a part of the sum for each split."""
+    P: tl.constexpr = OH * OW
+    KK: tl.constexpr = KH * KW
+    CKK: tl.constexpr = C * KK
+    COLUMNS: tl.constexpr = (CKK + BN - 1) // BN
+    lane, split = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    m = tl.program_id(1) // COLUMNS * BM + tl.arange(0, BM)
+    k = tl.program_id(1) % COLUMNS * BN + tl.arange(0, BN)
+    c, kh, kw = k // KK, (k % KK) // KW * DH, k % KW * DW
+    offset = c * (H * W) + kh * W + kw
+    x += lane * images * C * H * W
+    g += lane * images * F * P
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    last = tl.minimum((split + 1) * per_split, images * P)
+    for start in range(split * per_split, last, BK):
+        n = start + tl.arange(0, BK)
+        image, p = n // P, n % P
+        top, left = (p // OW) * SH - PH, (p % OW) * SW - PW
+        mine = tl.load(
+            g + m[:, None] * P + (image * (F * P) + p)[None, :],
+            mask=(m < F)[:, None] & (n < last)[None, :],
+            other=0.0,
+        )
+        there = (n < last)[:, None] & (k < CKK)[None, :]
+        if not INSIDE:
+            row, column = top[:, None] + kh[None, :], left[:, None] + kw[None, :]
+            there &= (row >= 0) & (row < H) & (column >= 0) & (column < W)
+        windows = tl.load(
+            x + (image * (C * H * W) + top * W + left)[:, None] + offset[None, :],
+            mask=there,
+            other=0.0,
+        )
+        acc = tl.dot(mine, windows, acc, input_precision=PRECISION)
+    place = lane * splits + split
+    tl.store(
+        dw + place * F * CKK + m[:, None] * CKK + k[None, :],
+        acc,
+        mask=(m < F)[:, None] & (k < CKK)[None, :],
+    )
+
+
+@triton.jit
+def _unfold(
+    x, out, images,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """The windows written out, `[C·k·k, n]` for each lane."""
+    P: tl.constexpr = OH * OW
+    KK: tl.constexpr = KH * KW
+    lane, k = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    image, p = n // P, n % P
+    c, kh, kw = k // KK, (k % KK) // KW * DH, k % KW * DW
+    row, column = (p // OW) * SH - PH + kh, (p % OW) * SW - PW + kw
+    there = (image < images) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    value = tl.load(
+        x + lane * images * C * H * W + (image * C + c) * (H * W) + row * W + column,
+        mask=there,
+        other=0.0,
+    )
+    tl.store(out + (lane * C * KK + k) * images * P + n, value, mask=image < images)
+
+
+@triton.jit
+def _fold(
+    columns, dx, total, images,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    BY_LANE: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Every pixel's sum over the windows it is in.
+
+    From columns `[L, B, C·k·k, pixels]`, or, `BY_LANE`, `[L, C·k·k, B, pixels]`.
+    """
+    i = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    plane, p = i // (H * W), (i % (H * W)).to(tl.int32)
+    top, left = p // W + PH, p % W + PW
+    first, apart = plane * (KH * KW) * (OH * OW), OH * OW
+    if BY_LANE:
+        c, image, lane = plane % C, plane // C % images, plane // C // images
+        first = ((lane * C + c) * (KH * KW) * images + image) * (OH * OW)
+        apart = images * (OH * OW)
+    acc = tl.zeros((BN,), dtype=tl.float32)
+    for kh in tl.static_range(KH):
+        for kw in tl.static_range(KW):
+            row, column = top - kh * DH, left - kw * DW
+            there = (i < total) & (row >= 0) & (column >= 0)
+            if SH > 1:
+                there &= row % SH == 0
+                row = row // SH
+            if SW > 1:
+                there &= column % SW == 0
+                column = column // SW
+            there &= (row < OH) & (column < OW)
+            place = first + (kh * KW + kw) * apart + row * OW + column
+            acc += tl.load(columns + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(dx + i, acc.to(dx.dtype.element_ty), mask=i < total)
+
+
+# ---- launching -------------------------------------------------------------------------------
+
+
+def _tile(size: int, most: int) -> int:
+    return int(max(16, min(most, triton.next_power_of_2(size))))
+
+
+def _sizes(
+    x: Tensor, w: Tensor, out: Sequence[int], stride: Pair, padding: Pair, dilation: Pair
+) -> Any:
+    """What a kernel is specialised for: channels, images, kernel, and how it moves."""
+    _, _, c, h, width = x.shape
+    _, filters, _, kh, kw = w.shape
+    return {
+        "C": c, "H": h, "W": width, "F": filters, "OH": out[0], "OW": out[1], "KH": kh, "KW": kw,
+        "SH": stride[0], "SW": stride[1], "PH": padding[0], "PW": padding[1],
+        "DH": dilation[0], "DW": dilation[1],
+    }  # fmt: skip
+
+
+def _inside(sizes: Any) -> bool:
+    """Whether all windows lie within their image."""
+    for a in "HW":
+        first = -sizes["P" + a]
+        last = first + (sizes["O" + a] - 1) * sizes["S" + a] + (sizes["K" + a] - 1) * sizes["D" + a]
+        if first < 0 or last >= sizes[a]:
+            return False
+    return True
+
+
+def _full() -> bool:
+    return torch.get_float32_matmul_precision() == "highest"
+
+
+def _precision() -> str:
+    # Three products of rounded parts have nearly the accuracy of single precision, on units that
+    # are many times as fast as those for it.
+    return "tf32x3" if _full() else "tf32"
+
+
+def _by_library(w: Tensor) -> bool:
+    """Whether windows are written out and multiplied by the library.
+
+    With many channels in single precision nothing is faster: its products are as exact as they get
+    and near the device's limit, and there windows are a small part of what is moved.
+    """
+    return bool(w.shape[1] > FEW and w.dtype == torch.float32 and _full())
+
+
+def _product_tiles(filters: int, columns: int) -> dict[str, int]:
+    """The shape of a block of products, as measured to be the best."""
+    if filters <= FEW:
+        t = {"BM": _tile(filters, FEW), "BN": 128, "BK": 32, "num_warps": 4, "num_stages": 3}
+        if columns > 32:
+            t |= {"BK": 16, "num_stages": 2} if _full() else {"BN": 256, "BK": 16}
+        return t
+    if filters < 128:
+        return {"BM": 64, "BN": 128, "BK": 32, "num_warps": 4, "num_stages": 3}
+    if columns < 2048:
+        return {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
+    return {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8, "num_stages": 3}
+
+
+def _windows(x: Tensor, sizes: Any) -> Tensor:
+    """The windows written out, `[L, C·k·k, B·pixels]`."""
+    lanes, images = x.shape[:2]
+    columns, n = sizes["C"] * sizes["KH"] * sizes["KW"], images * sizes["OH"] * sizes["OW"]
+    windows = torch.empty(lanes, columns, n, dtype=x.dtype, device=x.device)
+    _unfold[(triton.cdiv(n, 1024), columns, lanes)](x, windows, images, **sizes, BN=1024)
+    return windows
+
+
+def lane_conv2d(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    **tiles: Any,
+) -> Tensor:
+    """`[L, B, F, h', w']` from images `[L, B, C, h, w]`, weights `[L, F, C, k, k]`, biases `[L, F]`."""
+    out = [
+        (x.shape[3 + i] + 2 * padding[i] - dilation[i] * (w.shape[3 + i] - 1) - 1) // stride[i] + 1
+        for i in (0, 1)
+    ]
+    if not tiles and _by_library(w):
+        lanes, images, filters = x.shape[0], x.shape[1], w.shape[1]
+        windows = _windows(x.contiguous(), _sizes(x, w, out, stride, padding, dilation))
+        found = torch.bmm(w.reshape(lanes, filters, -1), windows)
+        if b is not None:
+            found += b[:, :, None]
+        return found.reshape(lanes, filters, images, *out).transpose(1, 2).contiguous()
+    return _product(x, w, b, out, stride, padding, dilation, tiles)
+
+
+def _product(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    size: Sequence[int],
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    tiles: dict[str, Any],
+) -> Tensor:
+    """A convolution with an output of `size`; padding may be negative, and more behind than before."""
+    x, w = x.contiguous(), w.contiguous()
+    lanes, images, filters = x.shape[0], x.shape[1], w.shape[1]
+    out = torch.empty(lanes, images, filters, *size, dtype=x.dtype, device=x.device)
+    sizes = _sizes(x, w, size, stride, padding, dilation)
+    t = _product_tiles(filters, w[0, 0].numel()) | {"PRECISION": _precision()} | tiles
+    grid = (
+        triton.cdiv(images * size[0] * size[1], t["BN"]),
+        triton.cdiv(filters, t["BM"]),
+        lanes,
+    )
+    bias = w if b is None else b.contiguous()
+    _forward[grid](x, w, bias, out, images, **sizes, INSIDE=_inside(sizes), BIAS=b is not None, **t)
+    return out
+
+
+def lane_conv2d_weight(
+    x: Tensor,
+    g: Tensor,
+    w: Tensor,
+    bias: bool,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    **tiles: Any,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the weights `[L, F, C, k, k]` and, with `bias`, of the biases `[L, F]`."""
+    x, g = x.contiguous(), g.contiguous()
+    lanes, images, filters = x.shape[0], x.shape[1], w.shape[1]
+    columns, n = w[0, 0].numel(), images * g.shape[3] * g.shape[4]
+    sizes = _sizes(x, w, g.shape[3:], stride, padding, dilation)
+    biases = g.sum((1, 3, 4), dtype=torch.float32).to(w.dtype) if bias else w.new_empty(0, filters)
+    if not tiles and _by_library(w):
+        along = g.transpose(1, 2).reshape(lanes, filters, n)
+        return torch.bmm(along, _windows(x, sizes).mT).reshape(w.shape), biases
+    t: dict[str, Any] = {"BK": 32, "num_warps": 4, "num_stages": 3, "programs": 1056}
+    if filters <= FEW:
+        t |= {"BM": _tile(filters, FEW), "BN": 32, "num_warps": 2, "num_stages": 2}
+    else:
+        t |= {"BM": 64 if filters < 128 else 128, "BN": 64}
+    t |= {"PRECISION": _precision()} | tiles
+    blocks = triton.cdiv(filters, t["BM"]) * triton.cdiv(columns, t["BN"])
+    splits = max(
+        1, min(triton.cdiv(t.pop("programs"), lanes * blocks), triton.cdiv(n, 4 * t["BK"]))
+    )
+    per_split = triton.cdiv(triton.cdiv(n, splits), t["BK"]) * t["BK"]
+    splits = triton.cdiv(n, per_split)
+    dw = torch.empty(lanes, splits, filters, columns, dtype=torch.float32, device=x.device)
+    _weight[(splits, blocks, lanes)](
+        x, g, dw, images, per_split, splits, **sizes, INSIDE=_inside(sizes), **t
+    )
+    whole = dw[:, 0] if splits == 1 else dw.sum(1)
+    return whole.reshape(w.shape).to(w.dtype), biases
+
+
+def lane_conv2d_input(
+    g: Tensor, w: Tensor, x: Tensor, stride: Pair, padding: Pair, dilation: Pair, **tiles: Any
+) -> Tensor:
+    """The gradient of the images `[L, B, C, h, w]`; `x` is looked at for its shape alone."""
+    if (
+        x.shape[2] <= FEW
+        or (dilation != (1, 1) and stride != (1, 1))
+        or (not tiles and _by_library(w))
+    ):
+        return _input_by_folding(g, w, x, stride, padding, dilation, tiles)
+    turned = w.transpose(1, 2)
+    if stride == (1, 1):
+        return _turned(g, turned, x.shape[3:], (0, 0), (1, 1), padding, dilation, tiles)
+    # A pixel meets those weights alone whose place has the same remainder as its own: one small
+    # convolution for each.
+    dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    for i, j in itertools.product(range(stride[0]), range(stride[1])):
+        part = turned[..., i :: stride[0], j :: stride[1]]
+        first = ((i - padding[0]) % stride[0], (j - padding[1]) % stride[1])
+        if part.numel() and first[0] < x.shape[3] and first[1] < x.shape[4]:
+            dx[..., first[0] :: stride[0], first[1] :: stride[1]] = _turned(
+                g, part, x.shape[3:], (i, j), stride, padding, (1, 1), tiles
+            )
+    return dx
+
+
+def _input_by_folding(
+    g: Tensor,
+    w: Tensor,
+    x: Tensor,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    tiles: dict[str, Any],
+) -> Tensor:
+    """Columns first, then sums of them: for few channels, where each gathered number is used little."""
+    lanes, images, _, rows, width = g.shape
+    across = w.reshape(lanes, w.shape[1], -1).mT
+    sizes = _sizes(x, w, (rows, width), stride, padding, dilation)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not tiles and _by_library(w):
+        along = g.transpose(1, 2).reshape(lanes, w.shape[1], -1)
+        spread, by_lane = torch.bmm(across, along), True
+    else:
+        t = {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 2} | tiles
+        one = across[..., None, None]
+        spread = _product(g, one, None, (rows, width), (1, 1), (0, 0), (1, 1), t)
+        by_lane = False
+    _fold[(triton.cdiv(dx.numel(), 1024),)](
+        spread, dx, dx.numel(), images, **sizes, BY_LANE=by_lane, BN=1024
+    )
+    return dx
+
+
+def _turned(
+    g: Tensor,
+    w: Tensor,
+    size: Sequence[int],
+    remainder: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    tiles: dict[str, Any],
+) -> Tensor:
+    """What `g` gives the pixels with `(h + padding) % stride == remainder`; `w` `[L, C, F, k, k]`."""
+    out, around = [], []
+    for i in (0, 1):
+        first = -((remainder[i] - padding[i]) // stride[i])
+        last = (size[i] - 1 + padding[i] - remainder[i]) // stride[i]
+        out.append(last + 1 - first)
+        around.append(dilation[i] * (w.shape[3 + i] - 1) - first)
+    return _product(g, w.flip(3, 4), None, out, (1, 1), (around[0], around[1]), dilation, tiles)

@@ -1,0 +1,257 @@
+"""The steps of many lanes on one device: as they come, compiled, or as one CUDA graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fmol import rng
+from fmol.data import tree_leaves
+from fmol.engines.graphs import StepGraph
+from fmol.engines.lanes import (
+    DEPENDS,
+    Batch,
+    LaneGradients,
+    LaneModel,
+    LaneSteps,
+    Pull,
+    first_line,
+    same_gradients,
+)
+from fmol.engines.pool import Pool
+from fmol.engines.schedule import BatchTables, Job, Schedule, Stage, plan_steps, pulls_of, walk
+from fmol.engines.seam import LocalConfig
+from fmol.layout import FlatModel
+from fmol.local import step_count
+
+__all__ = ["Compile", "LaneWorker"]
+
+logger = logging.getLogger("fmol")
+
+Compile = Literal["auto", "always", "never"]
+"""When steps are compiled for a CUDA device: once it pays within the run, at once, or never."""
+
+GRAPH_AT = 2
+"""The use of a round's shape at which it becomes a CUDA graph."""
+MOST_GRAPHS = 8
+GRAPH_SHARE = 0.1
+"""Of the device's memory, how much lanes may take whose steps become a graph: it keeps a part of it,
+and steps of large models are not held up by Python anyway."""
+COMPILE_SECONDS = 15.0
+"""What compiling the steps of a small model takes, about."""
+COMPILE_GAIN = 0.4
+"""How much of a round's time it saves, about."""
+
+
+class LaneWorker:
+    """Steps lanes on one device, with a model of its own."""
+
+    def __init__(
+        self,
+        model: FlatModel,
+        *,
+        seed: int,
+        compile: Compile,
+        batched: Callable[[str], bool],
+        note: Callable[[str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.model, self.device = model, model.x.device
+        self.gradients = LaneGradients(LaneModel(model), batched, note)
+        self.rounds_left = 0
+        """How many rounds are to come, as far as it is known."""
+        self.lane_bytes = 0
+        """What a lane takes of memory, as far as it is known."""
+        self.single_losses = False
+        """Whether some loss is computed lane by lane."""
+        self._seed, self._compile, self._note, self._say = seed, compile, note, say
+        self._memory = 0
+        if self.device.type == "cuda":
+            self._memory = torch.cuda.get_device_properties(self.device).total_memory
+        self._drawn = BatchTables(seed)
+        self._uses: dict[Any, int] = {}
+        self._graphs: dict[Any, StepGraph | None] = {}
+        self._compiled: set[Any] = set()
+        self._took: dict[Any, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
+        self._draws = any(
+            isinstance(layer, nn.modules.dropout._DropoutNd | nn.RReLU)
+            for layer in model.module.modules()
+        )
+
+    def steps(self, jobs: Sequence[Job], pool: Pool) -> tuple[Tensor, Tensor]:
+        """Δ of every job `[L, d]`, and how many of its steps moved `[L]`; waits for neither."""
+        first, pulls = jobs[0].ask, pulls_of([job.lane for job in jobs], jobs[0].site)
+        local = first.local
+        assert local is not None
+        schedule = plan_steps(jobs, pool, self._drawn)
+        if all(job.ask.x is first.x for job in jobs):
+            starts = first.x.to(self.device).expand(len(jobs), -1)
+        else:
+            starts = torch.stack([job.ask.x.to(self.device) for job in jobs])
+        self.model.module.train(local.training)
+        name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
+        device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        try:
+            with device, rng.torch_stream(self.device, self._seed, *name):
+                delta, moved = self._take(schedule, pulls, local, starts, pool)
+        finally:
+            self.model.module.train()
+        if local.accumulate == "mean":
+            counts = [step_count(local, len(job.site.samples)) for job in jobs]
+            delta /= torch.tensor(counts, device=self.device)[:, None]
+        return delta, moved
+
+    def draw_ahead(self) -> None:
+        """Draws the batches of the next round, while the device is busy with this one's."""
+        if self.device.type == "cuda":
+            self._drawn.draw_ahead()
+        else:
+            self._drawn.begin()
+
+    def _take(
+        self,
+        schedule: Schedule,
+        pulls: Sequence[Pull],
+        local: LocalConfig,
+        starts: Tensor,
+        pool: Pool,
+    ) -> tuple[Tensor, Tensor]:
+        shape = (
+            tuple(starts.shape),
+            tuple(schedule.rows.shape),
+            None if schedule.even else tuple(schedule.widths),
+            tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
+            replace(local, lr=0.0),
+        )
+        self._uses[shape] = self._uses.get(shape, 0) + 1
+
+        def by_itself(source: Pool | Stage = pool) -> LaneSteps:
+            steps = LaneSteps(self.gradients, pulls, local, starts)
+            walk(steps, schedule, source)
+            return steps
+
+        if self.device.type != "cuda" or self._draws or self.single_losses:
+            steps = by_itself()
+            return steps.delta, steps.moved
+        stage = None
+        if self._wants_compiled(shape):
+            stage = Stage.of(schedule, pool)
+            self._compile_steps(shape, schedule, pulls, starts, stage)
+        if not self._wants_graph(shape, len(starts), stage_bytes(schedule, pool)):
+            steps = by_itself()
+            return steps.delta, steps.moved
+        stage = stage or Stage.of(schedule, pool)
+        graph = self._graph(shape, schedule, pulls, local, starts, stage)
+        if graph is None:
+            steps = by_itself(stage)
+            return steps.delta, steps.moved
+        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        events[0].record()
+        replayed = graph(starts, stage, local.lr)
+        events[1].record()
+        self._took[shape] = events
+        # The graph's own tensors are written to again when it is replayed.
+        delta, moved = replayed.delta.clone(), replayed.moved.clone()
+        if graph.calls & (graph.calls - 1) == 0:  # Ever more seldom.
+            with self.gradients.afresh():
+                steps = by_itself(stage)
+            if not same_gradients(delta, steps.delta):
+                self._graphs = dict.fromkeys(self._graphs)
+                self._note(DEPENDS)
+                return steps.delta, steps.moved
+        return delta, moved
+
+    # ---- compiled ----------------------------------------------------------------------------
+
+    def _wants_compiled(self, shape: Any) -> bool:
+        if self._compile == "never" or shape in self._compiled:
+            return False
+        if self._compile == "always":
+            return True
+        events = self._took.get(shape)
+        if events is None or not events[1].query():
+            return False
+        seconds = 1e-3 * events[0].elapsed_time(events[1])
+        return bool(self.rounds_left * seconds * COMPILE_GAIN > COMPILE_SECONDS)
+
+    def _compile_steps(
+        self,
+        shape: Any,
+        schedule: Schedule,
+        pulls: Sequence[Pull],
+        starts: Tensor,
+        stage: Stage,
+    ) -> None:
+        self._compiled.add(shape)
+        if len(set(schedule.widths)) > 2:
+            self._note("steps are not compiled: their batches have more than two sizes")
+            return
+        self._say("compiling")
+        logger.info("compiling steps of %d lanes", len(starts))
+        X = starts.clone(memory_format=torch.contiguous_format)
+        for batch in _distinct(schedule, stage):
+            if not self.gradients.compile(X, pulls, batch):
+                return
+        self._graphs.pop(shape, None)  # One of compiled steps takes its place.
+
+    # ---- as a graph --------------------------------------------------------------------------
+
+    def _wants_graph(self, shape: Any, lanes: int, staged: int) -> bool:
+        if self._uses[shape] < GRAPH_AT:
+            return False
+        if shape not in self._graphs and len(self._graphs) >= MOST_GRAPHS:
+            return False
+        return lanes * self.lane_bytes + staged <= GRAPH_SHARE * self._memory
+
+    def _graph(
+        self,
+        shape: Any,
+        schedule: Schedule,
+        pulls: Sequence[Pull],
+        local: LocalConfig,
+        starts: Tensor,
+        stage: Stage,
+    ) -> StepGraph | None:
+        """The steps as a CUDA graph; None where they cannot be one."""
+        if shape not in self._graphs:
+
+            def body(start: Tensor, stage: Stage, lr: Tensor) -> LaneSteps:
+                steps = LaneSteps(self.gradients, pulls, local, start, lr)
+                walk(steps, schedule, stage)
+                return steps
+
+            try:
+                self._graphs[shape] = StepGraph(body, starts, stage.clone(), local.lr)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self._graphs[shape] = None
+                note = f"steps are started one by one: no CUDA graph ({first_line(error)})"
+                logger.info(note)
+                self._note(note)
+        return self._graphs[shape]
+
+
+def stage_bytes(schedule: Schedule, pool: Pool) -> int:
+    """What all samples of a schedule take, laid out client by client."""
+    leaves = tree_leaves((pool.inputs, pool.targets))
+    sample = sum(leaf[:1].numel() * leaf.element_size() for leaf in leaves)
+    return schedule.rows.numel() * sample
+
+
+def _distinct(schedule: Schedule, stage: Stage) -> list[Batch]:
+    """A batch of each width that occurs, as the steps see them."""
+    found: dict[int, Batch] = {}
+
+    class Look:
+        def step(self, batch: Batch, active: Tensor | None, last: bool) -> None:
+            found.setdefault(batch.width, batch)
+
+    walk(Look(), schedule, stage)
+    return list(found.values())
