@@ -24,6 +24,7 @@ format: .venv/installed
 
 bench: .venv/bench
 	$(PY) benchmarks/solver.py
+	$(PY) benchmarks/rules.py
 	$(PY) benchmarks/engines.py
 	$(PY) benchmarks/engines.py --growth
 

@@ -38,7 +38,17 @@ from fmol.options import (
 from fmol.participation import Everyone, Fraction, Number, Participation, Stratified
 from fmol.problems import PROBLEMS, ProblemError, find_problem
 from fmol.rounds import Algorithm
-from fmol.rules import Fixed, MinNorm, Rule
+from fmol.rules import (
+    Capped,
+    Fixed,
+    MinNorm,
+    NearPrior,
+    Rule,
+    Smoothed,
+    SmoothTchebycheff,
+    TorchJD,
+    UpGrad,
+)
 from fmol.schedules import Cosine, InverseSqrt, StepDecay, Warmup
 
 __all__ = [
@@ -73,7 +83,16 @@ CHOICES: Choices = {
         "inverse-sqrt": InverseSqrt,
         "warmup": Warmup,
     },
-    Rule: {"min-norm": MinNorm, "fixed": Fixed},
+    Rule: {
+        "min-norm": MinNorm,
+        "upgrad": UpGrad,
+        "capped": Capped,
+        "near-prior": NearPrior,
+        "fixed": Fixed,
+        "tchebycheff": SmoothTchebycheff,
+        "smoothed": Smoothed,
+        "torchjd": TorchJD,
+    },
     Participation: {
         "everyone": Everyone,
         "fraction": Fraction,

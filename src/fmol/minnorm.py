@@ -99,9 +99,9 @@ def min_norm(
     >>> min_norm([[1.0, -1.0], [-1.0, 4.0]], protected=[False, True]).weights
     tensor([1.0000, 0.2500], dtype=torch.float64)
     """
-    correlation, norms = _correlation(gramian)
-    mask = _mask(protected, len(norms))
-    weights = _weights(correlation, norms, mask)
+    correlation, norms = read_gramian(gramian)
+    mask = read_protected(protected, len(norms))
+    weights = solve_scaled(correlation, norms, mask)
     return MinNormSolution(*_certify(correlation, norms, weights, mask), torch.from_numpy(weights))
 
 
@@ -116,7 +116,7 @@ def certificate(
     >>> round(mean.min_cosine, 3), round(mean.gap, 3)
     (-0.408, 1.333)
     """
-    correlation, norms = _correlation(gramian)
+    correlation, norms = read_gramian(gramian)
     if isinstance(weights, Tensor):
         weights = weights.cpu().double().numpy(force=True)
     coefficients = np.asarray(weights, dtype=np.float64)
@@ -129,7 +129,8 @@ def certificate(
         raise ValueError(
             f"`weights` must be finite, got {coefficients.tolist()}. Check the rule that made them."
         )
-    return Certificate(*_certify(correlation, norms, coefficients, _mask(protected, len(norms))))
+    mask = read_protected(protected, len(norms))
+    return Certificate(*_certify(correlation, norms, coefficients, mask))
 
 
 def _certify(
@@ -162,7 +163,7 @@ def _most(values: Array) -> float:
     return values.item(values.argmax())
 
 
-def _correlation(gramian: Tensor | ArrayLike) -> tuple[Array, Array]:
+def read_gramian(gramian: Tensor | ArrayLike) -> tuple[Array, Array]:
     """The cosines `UUᵀ` `[S, S]`, zero for a zero `Δ_s`, and the lengths `‖Δ_s‖` `[S]`; checked."""
     if isinstance(gramian, Tensor):
         tiny = torch.finfo(gramian.dtype).tiny if gramian.is_floating_point() else 0.0
@@ -228,7 +229,7 @@ def _refuse(matrix: Array, correlation: Array) -> NoReturn:
     )
 
 
-def _mask(protected: Any, S: int) -> Mask | None:
+def read_protected(protected: Any, S: int) -> Mask | None:
     """`protected` as a mask `[S]`, None when nothing is protected."""
     if protected is None:
         return None
@@ -248,7 +249,7 @@ def _mask(protected: Any, S: int) -> Mask | None:
     return mask if mask.any() else None
 
 
-def _weights(correlation: Array, norms: Array, protected: Mask | None) -> Array:
+def solve_scaled(correlation: Array, norms: Array, protected: Mask | None) -> Array:
     """λ on the active rows, μ on the protected ones, `[S]`."""
     S = len(norms)
     if np.count_nonzero(norms) < S:
@@ -260,8 +261,8 @@ def _weights(correlation: Array, norms: Array, protected: Mask | None) -> Array:
             weights[idle] = 1 / np.count_nonzero(idle)
         else:  # only protected rows are zero, and nothing can hurt those
             rest = np.flatnonzero(~zero)
-            weights[rest] = _weights(
-                correlation[rest][:, rest], norms[rest], _mask(guarded[rest], len(rest))
+            weights[rest] = solve_scaled(
+                correlation[rest][:, rest], norms[rest], read_protected(guarded[rest], len(rest))
             )
         return weights
     if protected is None and S == 1:

@@ -375,6 +375,8 @@ def parse_text(kind: Any, text: str) -> Any:
     (0.5, {'left': 0.5, 'right': 1})
     >>> parse_text(Mapping[str, float], "cosine,start=0.1,rounds=40")
     {'name': 'cosine', 'start': 0.1, 'rounds': 40}
+    >>> parse_text(Mapping[str, float], "fixed,weights={left = 1, right = 2}")
+    {'name': 'fixed', 'weights': {'left': 1, 'right': 2}}
     """
     parts = kinds_in(kind)
     origins = [get_origin(part) or part for part in parts]
@@ -403,7 +405,7 @@ def _parse_list(kind: Any, text: str) -> list[Any]:
 
 def _parse_pairs(text: str) -> Any:
     """`left=0.5,right=1` as a table; `cosine,start=0.1` as one with a `name`."""
-    first, *rest = text.split(",")
+    first, *rest = _split(text)
     table: dict[str, Any] = {} if "=" in first else {"name": first.strip()}
     for pair in [first, *rest] if "=" in first else rest:
         key, equals, value = pair.partition("=")
@@ -411,6 +413,20 @@ def _parse_pairs(text: str) -> Any:
             return text
         table[key.strip()] = _toml_value(value.strip(), otherwise=value.strip())
     return table
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas outside brackets and quotes: `a,b={c = 1, d = 2}` has two."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote or sign in "\"'":
+            quote = "" if sign == quote else quote or sign
+        depth += (sign in "[{") - (sign in "]}") if not quote else 0
+        if sign == "," and depth <= 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
 
 
 def _toml_value(text: str, otherwise: str) -> Any:

@@ -87,7 +87,8 @@ class RoundReport:
     weights: Mapping[str, float]
     """λ: the applied coefficients divided by their sum."""
     scale: float = 1.0
-    """That sum: 1 for the paper's step, another factor where updates are normalised or protected."""
+    """That sum: 1 for the paper's step, another factor where updates are normalised or protected, or a
+    rule's weights do not sum to one. 1 where that sum is not positive; then they are not divided."""
     missing: tuple[str, ...] = ()
     """Objectives nobody sent an update for."""
     reused: Mapping[str, int] = field(default_factory=dict)

@@ -15,7 +15,7 @@ RUN_WITHOUT = """
 import importlib.abc, sys
 
 EXTRAS = {"pandas", "sklearn", "scipy", "matplotlib", "hypothesis", "pytest", "click", "safetensors",
-          "tensorboard", "mlflow", "PIL", "rich", "playwright"}
+          "tensorboard", "mlflow", "PIL", "rich", "playwright", "torchjd", "quadprog"}
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):

@@ -150,7 +150,7 @@ def test_any_number_reads_back_from_toml(number: float) -> None:
         ({"a": (1,)}, {"a": [1]}),
         (Path("a/b"), "a/b"),
         (Cosine(0.1, 2), {"name": "cosine", "start": 0.1, "rounds": 2, "end": 0.0}),
-        (Fixed({"a": 1.0}), {"name": "fixed", "weights": {"a": 1.0}}),
+        (Fixed({"a": 1.0}), {"name": "fixed", "weights": {"a": 1.0}, "default": "none"}),
         (MinNorm(), {"name": "min-norm"}),
         (Fraction(0.5), {"name": "fraction", "share": 0.5, "available": "none", "attempts": 20}),
     ],

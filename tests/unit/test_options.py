@@ -182,7 +182,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("rate", -1, "of at least 0 or one of ['cosine'"),
     ("rate", "cosin", "Did you mean 'cosine'?"),
     ("rate", {"start": 1}, "one of ['cosine'"),
-    ("rule", 5, "one of ['min-norm', 'fixed'] with its own options, got 5"),
+    ("rule", 5, "'torchjd'] with its own options, got 5"),
     ("rule", "minnorm", "Did you mean 'min-norm'?"),
     ("who", 5, "one of ['everyone'"),
     ("who", {"share": 0.5}, "one of ['everyone'"),

@@ -40,9 +40,11 @@ class Direction:
 
     vector: Tensor
     weights: Tensor
-    """`w_s` divided by their sum: the paper's λ where nothing is normalised or protected."""
+    """`w_s` divided by their sum: the paper's λ where nothing is normalised or protected. Where a rule
+    lets them sum to nothing, or to less, the `w_s` themselves."""
     scale: float
-    """The factor that turns `weights` into the applied `w_s`; 1 for the paper's step."""
+    """The factor that turns `weights` into the applied `w_s`: the sum of those, 1 for the paper's step
+    and more for a rule such as UPGrad."""
     norm_squared: float
     gap: float
     min_cosine: float
@@ -96,9 +98,12 @@ def find_direction(
     if shared is not None:
         vector = torch.where(shared, vector, deltas.sum(0))
     total = float(applied.sum())
+    total = (
+        total if total > 0 else 1.0
+    )  # Weights of either sign may cancel; then they stay as they are.
     return Direction(
         vector=vector,
-        weights=applied / total if total > 0 else applied,
+        weights=applied / total,
         scale=total,
         norm_squared=max(float(applied @ gram @ applied), 0.0),
         gap=proof.gap,

@@ -16,6 +16,7 @@ from fmol.local import local_work
 from fmol.options import Count, NotNegative, Positive, Range, check_options
 from fmol.rounds import State
 from fmol.rules import MinNorm, Normalize, Rule
+from fmol.rules.seam import check_names
 from fmol.schedules import Schedule, at
 
 __all__ = ["LocalOptions", "ServerOptions"]
@@ -76,7 +77,8 @@ class ServerOptions:
     weighting: Weighting = "uniform"
     """What Δ_s and f_s are means of: every holder alike, or by its number of labelled samples."""
     rule: Rule = field(default_factory=MinNorm)
-    """Gramian in, weights out; the paper's min-norm rule unless another is passed."""
+    """How the objectives are weighed: by name, or with options, as in capped,cap=0.6 or
+    near-prior,radius=0.2 or smoothed,rule=upgrad,keep=0.8."""
     normalize: Normalize = "none"
     """What each Δ_s is divided by before the rule: nothing, its length, its loss, or both."""
     shared: str | Sequence[str] | None = None
@@ -99,4 +101,5 @@ class ServerOptions:
         """`x_0` and, where old updates may be reused, room for them."""
         if self.shared is not None:
             federation.layout.matching(self.shared)  # Raises where a pattern matches nothing.
+        check_names(self.rule, federation.names)
         return State(x, room_for_reuse(self.on_missing_objective, len(federation.names), x))

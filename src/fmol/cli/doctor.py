@@ -28,6 +28,7 @@ EXTRAS = {
     "figures": ("matplotlib",),
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),
+    "torchjd": ("torchjd", "qpsolvers", "quadprog"),
 }
 """Extra → the modules it brings."""
 
