@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from fmol.grouping import RunGroup, group_records
 from fmol.record import RunRecord
 
-__all__ = ["write_figures"]
+__all__ = ["house_style", "new_figure", "save_figure", "set_log_scale", "write_figures"]
 
 Array = npt.NDArray[np.float64]
 
@@ -79,12 +80,6 @@ def write_figures(
     means over seeds, bands go from the least to the greatest. The same runs give the same bytes.
     """
     _check(records, pair)
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise ImportError(
-            '`write_figures` needs matplotlib. Install it with: pip install "fmol[figures]".'
-        ) from error
     groups = [
         replace(group, label=_short(group.label, 2 * MOST_CHARACTERS))
         for group in group_records(records)
@@ -98,24 +93,53 @@ def write_figures(
         "trade_off": lambda: _draw_trade_off(groups, names, pair),
         "communication": lambda: _draw_communication(groups, names),
     }
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
+    with house_style("write_figures"):
+        for name, draw in drawings.items():
+            figure = draw()
+            if figure is not None:
+                written += save_figure(figure, folder, name, formats)
+    return written
+
+
+@contextmanager
+def house_style(function: str) -> Iterator[None]:
+    """Within it figures look the same on every machine; `function` is who asks, for the error."""
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise ImportError(
+            f'`{function}` needs matplotlib. Install it with: pip install "fmol[figures]".'
+        ) from error
     # From matplotlib's defaults, not from the user's; the backend is the one thing that a context
     # would not put back.
     defaults: dict[Any, Any] = {k: v for k, v in mpl.rcParamsDefault.items() if "backend" not in k}
     with mpl.rc_context({**defaults, **STYLE}), warnings.catch_warnings():
         # Names in scripts that the bundled font lacks: the SVG has them as text all the same.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
-        for name, draw in drawings.items():
-            figure = draw()
-            if figure is None:
-                continue
-            for kind in formats:
-                path = target / f"{name}.{kind}"
-                figure.savefig(path, format=kind, bbox_inches="tight", metadata=_undated(kind))
-                written.append(path)
+        yield
+
+
+def save_figure(
+    figure: Any, folder: str | os.PathLike[str], name: str, formats: Sequence[str]
+) -> list[Path]:
+    """The files written to `folder`, one per format; without a date, so that bytes can be compared."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    written = [target / f"{name}.{kind}" for kind in formats]
+    for path, kind in zip(written, formats, strict=True):
+        figure.savefig(path, format=kind, bbox_inches="tight", metadata=_undated(kind))
     return written
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, in inches, that no window ever shows."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _check(records: Sequence[RunRecord], pair: tuple[str, str] | None) -> None:
@@ -193,15 +217,6 @@ def _curves(group: RunGroup, names: Sequence[str], megabytes: bool = False) -> l
 # ---- drawing -----------------------------------------------------------------------------------
 
 
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _look(i: int) -> dict[str, Any]:
     """Colour and dashes of the i-th of a few things: apart in colour, and in black and white."""
     return {"color": OKABE_ITO[i % MOST_COLOURS], "linestyle": DASHES[i % len(DASHES)]}
@@ -217,16 +232,21 @@ def _draw_curve(axes: Any, curve: Curve, label: str, **look: Any) -> Any:
 
 def _scale(axes: Any, curves: Sequence[Curve | None], axis: str = "y") -> None:
     """Logarithmic where every value allows it."""
+    known = [each for each in curves if each is not None]
+    if known and all((each.low > 0).all() for each in known):
+        low, high = min(each.low.min() for each in known), max(each.high.max() for each in known)
+        set_log_scale(axes, float(low), float(high), axis)
+
+
+def set_log_scale(axes: Any, low: float, high: float, axis: str = "y") -> None:
+    """Makes an axis logarithmic, with numbers to read values from `low` to `high` by."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-    known = [each for each in curves if each is not None]
-    if not known or not all((each.low > 0).all() for each in known):
-        return
     getattr(axes, f"set_{axis}scale")("log")
     along = getattr(axes, f"{axis}axis")
     along.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
     along.set_minor_formatter(NullFormatter())
-    span = max(each.high.max() for each in known) / min(each.low.min() for each in known)
+    span = high / low
     if span > 30:
         along.set_major_locator(LogLocator(numticks=8))
     else:  # Too few powers of ten to read by.
@@ -281,7 +301,7 @@ def _draw_loss_curves(
         return None
     if len(groups) > 1:
         return _draw_panels(groups, names, curves, xlabel, megabytes)
-    figure = _figure(5.2, 3.2)
+    figure = new_figure(5.2, 3.2)
     axes = figure.add_subplot()
     _draw_objectives(axes, names, curves[0])
     _scale(axes, curves[0])
@@ -379,7 +399,7 @@ def _min(values: Array, axis: int) -> Array:
 def _panels(count: int, sharey: bool = False) -> tuple[Any, list[Any]]:
     columns = min(count, 3 if count != 4 else 2)
     rows = math.ceil(count / columns)
-    figure = _figure(0.5 + (2.7 if columns < 3 else 2.2) * columns, 0.7 + 1.8 * rows)
+    figure = new_figure(0.5 + (2.7 if columns < 3 else 2.2) * columns, 0.7 + 1.8 * rows)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
     panels = list(grid.ravel())
     for unused in panels[count:]:
@@ -416,7 +436,7 @@ def _draw_weights(groups: Sequence[RunGroup], names: Sequence[str]) -> Any:
         return _draw_weight_maps(groups, names, weights)
     curves = [[_curve([w[:, s] for w in each]) for s in range(len(names))] for each in weights]
     if len(groups) == 1:
-        figure = _figure(5.2, 3.2)
+        figure = new_figure(5.2, 3.2)
         axes = figure.add_subplot()
         handles = _stack_weights(axes, names, curves[0])
         _legend_beside(axes, handles)
@@ -461,7 +481,7 @@ def _draw_weight_maps(
         length = min(len(w) for w in each)
         means.append(np.mean([w[:length] for w in each], axis=0).T)
     height = min(1.0 + 0.13 * len(names), 9.0)
-    figure = _figure(1.8 + 3.4 * len(groups), height)
+    figure = new_figure(1.8 + 3.4 * len(groups), height)
     grid = figure.subplots(1, len(groups), squeeze=False, sharey=True)
     top = max(float(np.nanmax(mean)) for mean in means)
     image = None
@@ -498,7 +518,7 @@ def _draw_direction(groups: Sequence[RunGroup]) -> Any:
                 drawn.append((curve, words if len(groups) == 1 else group.label, i, j))
     if not drawn:
         return None
-    figure = _figure(4.6, 3.0)
+    figure = new_figure(4.6, 3.0)
     axes = figure.add_subplot()
     lines = []
     for curve, label, i, j in drawn:
@@ -554,7 +574,7 @@ def _draw_rings(
 
     angles = np.linspace(0.0, 2.0 * np.pi, len(names), endpoint=False)
     size = 4.0 if len(names) <= 12 else 5.2
-    figure = _figure(size + 1.3, size)
+    figure = new_figure(size + 1.3, size)
     axes = figure.add_subplot(projection="polar")
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
@@ -616,7 +636,7 @@ def _draw_trade_off(
     if pair is None and len(names) < 2:
         return None
     first, second = (list(names).index(name) for name in pair) if pair else (0, 1)
-    figure = _figure(4.6, 3.4)
+    figure = new_figure(4.6, 3.4)
     axes = figure.add_subplot()
     lines, ends = [], []
     for i, group in enumerate(groups):

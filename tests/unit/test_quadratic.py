@@ -84,6 +84,51 @@ def test_every_clients_mean_loss_and_gradient_are_the_closed_forms(assignment: A
             assert torch.allclose(gradient, problem.gradients(x)[s], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("assignment", ["all", "one-each", "subsets"])
+def test_clients_that_differ_have_the_closed_forms_in_common(assignment: Any) -> None:
+    """Own centres at every client, but over the holders of an objective they are its own."""
+    problem = Quadratic(
+        objectives=3, curvature=4, noise=0.7, heterogeneity=2.0, assignment=assignment, clients=5
+    )
+    federation, x = problem.build(), point(10).requires_grad_()
+    means: dict[str, list[Tensor]] = {name: [] for name in problem.names}
+    for client in federation.population.ids():
+        for name, values in client_losses(federation, client, x).items():
+            if name in federation.client(client).objectives:
+                means[name].append(values.mean())
+    for s, name in enumerate(problem.names):
+        mean = torch.stack(means[name]).mean()
+        assert mean.item() == pytest.approx(float(problem.losses(x)[s]), rel=1e-10)
+        (gradient,) = torch.autograd.grad(mean, x, retain_graph=True)
+        assert torch.allclose(gradient, problem.gradients(x)[s], rtol=1e-10, atol=1e-12)
+        assert len(means[name]) == 1 or torch.stack(means[name]).std().item() > 0.5
+
+
+def test_the_constants_of_the_theorems_are_those_of_the_bowls() -> None:
+    problem = Quadratic(
+        objectives=2, dimension=4, curvature=5, scale_ratio=2, clients=3, heterogeneity=1.0
+    )
+    values = torch.linalg.eigvalsh(problem.hessians)
+    assert problem.smoothness == pytest.approx(float(values.max()))
+    assert problem.convexity == pytest.approx(float(values.min()))
+    federation, largest, spread = problem.build(), 0.0, 0.0
+    for seed in range(20):
+        x = point(4, seed=seed)
+        x = (2 * x / x.norm()).requires_grad_()
+        for client in federation.population.ids():
+            for losses in client_losses(federation, client, x).values():
+                each = torch.stack(
+                    [torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses]
+                )
+                largest = max(largest, float(each.mean(0).norm()))
+                spread = max(spread, float((each - each.mean(0)).square().sum(1).mean()))
+    assert 0.5 * problem.gradient_bound(2.0) < largest <= problem.gradient_bound(2.0)
+    # The noise of a bowl is the same everywhere.
+    assert problem.gradient_variance(1) == pytest.approx(spread, rel=1e-9)
+    assert problem.gradient_variance(8) == pytest.approx(spread * 24 / (8 * 31))
+    assert problem.gradient_variance(32) == 0
+
+
 def test_samples_scatter_as_much_as_the_noise_says() -> None:
     problem = Quadratic(noise=0.25, samples=2000, clients=1)
     targets = problem.build().client("client-0").data[1]
@@ -187,6 +232,7 @@ def test_all_wrong_options_are_said_at_once() -> None:
     wrong: dict[str, Any] = {
         "objectives": 0, "dimension": 2.5, "angle": -1, "scale_ratio": 0.5, "curvature": math.inf,
         "clients": True, "samples": "many", "noise": -0.1, "assignment": "some", "seed": 1.5,
+        "heterogeneity": -1,
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"^Quadratic: ") as caught:
         Quadratic(**wrong)

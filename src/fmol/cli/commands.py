@@ -26,6 +26,8 @@ from fmol.errors import FmolError
 from fmol.federation import Federation
 from fmol.listeners import Progress
 from fmol.problems import ProblemError
+from fmol.rates import CASES, measure_rates, rates_table, write_figure
+from fmol.rates.measuring import RESULTS
 from fmol.record import RunRecord
 from fmol.report import write_report
 from fmol.runs import RunError, RunFolder, resume, start
@@ -223,6 +225,30 @@ def sweep(
         console.print(f"report: {write_report(folder / 'comparison.html', records)}")
     if failed:
         raise RunError(f"{len(failed)} of {len(combinations)} runs failed: {', '.join(failed)}.")
+
+
+@fmol.command()
+@click.option(
+    "--out",
+    type=FOLDER,
+    default=Path("rates"),
+    show_default=True,
+    help="Where results.json and the figure go; what is there already is not measured again.",
+)
+@click.option("--small", is_flag=True, help="Fewer rounds and seeds: a first look in a minute.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), help="Problems and runs for each point.  [5; small: 3]"
+)
+@click.option(
+    "--case", "cases", multiple=True, type=click.Choice(list(CASES)), help="Only this one; repeat."
+)
+@quiet_option
+def rates(out: Path, small: bool, seeds: int | None, cases: Sequence[str], quiet: bool) -> None:
+    """Measures how fast FMGDA and FSMGDA converge, and puts the slopes beside the paper's Table 1."""
+    console = Console(quiet)
+    result = measure_rates(small=small, seeds=seeds, cases=cases or None, out=out, say=console.say)
+    console.print(*rates_table(result), f"results: {out / RESULTS}")
+    console.print(*(f"figure: {path}" for path in write_figure(out, result)))
 
 
 @fmol.command()

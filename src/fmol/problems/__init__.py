@@ -24,6 +24,7 @@ __all__ = ["PROBLEMS", "ProblemError", "find_problem"]
 PROBLEMS: Mapping[str, str] = {
     "multidigits": "fmol.problems.multidigits:MultiDigits",
     "quadratic": "fmol.problems.quadratic:Quadratic",
+    "waves": "fmol.problems.waves:Waves",
     "multimnist": "fmol.problems.multimnist:MultiMNIST",
     "river-flow": "fmol.problems.river_flow:RiverFlow",
     "celeba": "fmol.problems.celeba:CelebA",

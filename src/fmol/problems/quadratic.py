@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,7 +20,17 @@ from fmol.options import Count, NotNegative, Range, check_options
 from fmol.partition import all_objectives, one_each, random_subsets
 from fmol.rng import stream
 
-__all__ = ["Assignment", "Bowl", "Point", "Quadratic"]
+__all__ = [
+    "Assignment",
+    "Bowl",
+    "Point",
+    "Quadratic",
+    "angle_problems",
+    "batch_share",
+    "deal_objectives",
+    "directions",
+    "rotation",
+]
 
 Assignment = Literal["all", "one-each", "subsets"]
 
@@ -46,8 +56,9 @@ class Bowl:
     """
 
     index: int
-    centre: Tensor
-    hessian: Tensor
+    # Out of the repr: `torch.func` names what it maps over by it, every time.
+    centre: Tensor = field(repr=False)
+    hessian: Tensor = field(repr=False)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         # To where the outputs are: a loss is not moved to a device as models and data are.
@@ -88,7 +99,9 @@ class Quadratic:
     samples: Count = 32
     """Samples of each client."""
     noise: NotNegative = 0.1
-    """The standard deviation, in each coordinate, of a client's samples around the centres."""
+    """The standard deviation, in each coordinate, of a client's samples around its centres."""
+    heterogeneity: NotNegative = 0.0
+    """The standard deviation, in each coordinate, of clients' centres around the objectives'."""
     assignment: Assignment = "all"
     """Who holds what: everyone everything, one objective a client in turn, or random subsets."""
     seed: int = 0
@@ -112,17 +125,10 @@ class Quadratic:
 
     def build(self, data_dir: str | os.PathLike[str] | None = None) -> Federation:
         """The federation. No files are needed: `data_dir` is there as with every problem."""
-        deal = {
-            "all": lambda: all_objectives(self.names, self.clients),
-            "one-each": lambda: one_each(self.names, self.clients),
-            "subsets": lambda: random_subsets(
-                self.names, self.clients, size=(1, self.objectives), seed=self.seed
-            ),
-        }
         width = len(str(self.clients - 1))
         clients = [
             Client(f"client-{i:0{width}d}", self._samples(i), held)
-            for i, held in enumerate(deal[self.assignment]())
+            for i, held in enumerate(self._holdings)
         ]
         objectives = [
             Objective(name, Bowl(s, self.centres[s], self.hessians[s]))
@@ -146,19 +152,44 @@ class Quadratic:
         steps = torch.arange(self.objectives, dtype=torch.float64) / max(1, self.objectives - 1)
         return torch.pow(float(self.scale_ratio), -steps)
 
+    @property
+    def smoothness(self) -> float:
+        """L, the largest curvature of any objective, at any client too."""
+        return float(self.scales.max())
+
+    @property
+    def convexity(self) -> float:
+        """μ, the smallest curvature of any objective."""
+        return float(self.scales.min() * self._eigenvalues.min())
+
+    def gradient_bound(self, radius: float) -> float:
+        """G: no client's `‖∇f_{s,i}(x)‖` is larger within `radius` of the start."""
+        own = self.centres + self._offsets  # [M, S, d]
+        at_start = torch.einsum("sij,msj->msi", self.hessians, self.start - own)
+        return float((at_start.norm(dim=2) + self.scales * radius).max())
+
+    def gradient_variance(self, batch_size: int) -> float:
+        """The largest `E‖∇f_{s,i}(x, ξ) − ∇f_{s,i}(x)‖²` with batches of that size, at any `x`."""
+        largest = 0.0
+        for client in range(self.clients):
+            noise = torch.einsum("sij,nsj->nsi", self.hessians, self._scatter(client))
+            largest = max(largest, float(noise.square().sum(2).mean(0).max()))
+        return largest * batch_share(batch_size, self.samples)
+
     @cached_property
     def hessians(self) -> Tensor:
         """The matrices `H_s`, `[S, d, d]`."""
         shapes = []
         for s in range(self.objectives):
-            axes = _rotation(self.dimension, self.seed, "axes", s)
+            axes = rotation(self.dimension, self.seed, "axes", s)
             shapes.append(axes * self._eigenvalues @ axes.T)
         return self.scales[:, None, None] * torch.stack(shapes)
 
     @cached_property
     def centres(self) -> Tensor:
         """Each objective's own minimiser `c_s`, where it is zero, `[S, d]`."""
-        pulls = self.scales[:, None] * _directions(self)
+        towards = directions(self.objectives, self.dimension, self.angle, self.seed)
+        pulls = self.scales[:, None] * towards
         away: Tensor = torch.linalg.solve(self.hessians, pulls)
         return self.start + away
 
@@ -222,52 +253,96 @@ class Quadratic:
         steps = torch.arange(self.dimension, dtype=torch.float64) / max(1, self.dimension - 1)
         return torch.pow(float(self.curvature), -steps)
 
-    def _samples(self, client: int) -> tuple[Tensor, Tensor]:
-        """Inputs that say nothing `[n, 1]`, and the samples' centres `[n, S, d]`."""
+    @cached_property
+    def _holdings(self) -> list[tuple[str, ...]]:
+        return deal_objectives(self.assignment, self.names, self.clients, self.seed)
+
+    @cached_property
+    def _offsets(self) -> Tensor:
+        """Clients' centres less the objectives', `[M, S, d]`; over an objective's holders zero."""
+        shape = (self.clients, self.objectives, self.dimension)
+        generator = stream(self.seed, "problem", "heterogeneity")
+        offsets = torch.from_numpy(self.heterogeneity * generator.standard_normal(shape))
+        for s, name in enumerate(self.names):
+            holders = torch.tensor([name in held for held in self._holdings])
+            # Less their mean: clients differ, and what they have in common is the bowl around `c_s`.
+            offsets[holders, s] -= offsets[holders, s].mean(0)
+        return offsets
+
+    def _scatter(self, client: int) -> Tensor:
+        """The samples' centres less their client's, `[n, S, d]`."""
         generator = stream(self.seed, "problem", "scatter", client)
         shape = (self.samples, self.objectives, self.dimension)
         scatter = torch.from_numpy(self.noise * generator.standard_normal(shape))
-        # Less their mean: so every client's objectives are the exact ones, and only batches are not.
-        targets = self.centres + scatter - scatter.mean(0)
+        # Less their mean: so every client's objectives are exactly its own, and only batches are not.
+        return scatter - scatter.mean(0)
+
+    def _samples(self, client: int) -> tuple[Tensor, Tensor]:
+        """Inputs that say nothing `[n, 1]`, and the samples' centres `[n, S, d]`."""
+        targets = self.centres + self._offsets[client] + self._scatter(client)
         return torch.zeros(self.samples, 1, dtype=torch.float64), targets
 
 
-def _rotation(dimension: int, seed: int, *name: str | int) -> Tensor:
+def batch_share(batch_size: int, samples: int) -> float:
+    """The variance of a batch's mean as a share of a sample's, drawn without replacement from all."""
+    if batch_size >= samples:
+        return 0.0
+    return (samples - batch_size) / (batch_size * (samples - 1))
+
+
+def deal_objectives(
+    assignment: Assignment, names: Sequence[str], clients: int, seed: int
+) -> list[tuple[str, ...]]:
+    """Who holds what, client by client."""
+    if assignment == "all":
+        return all_objectives(names, clients)
+    if assignment == "one-each":
+        return one_each(names, clients)
+    return random_subsets(names, clients, size=(1, len(names)), seed=seed)
+
+
+def rotation(dimension: int, seed: int, *name: str | int) -> Tensor:
     """A random orthogonal matrix `[d, d]`."""
     gaussian = stream(seed, "problem", *name).standard_normal((dimension, dimension))
     return torch.from_numpy(np.linalg.qr(gaussian)[0])
 
 
-def _directions(problem: Quadratic) -> Tensor:
-    """Unit vectors `[S, d]`, any two of which enclose `angle`."""
-    S, d = problem.objectives, problem.dimension
-    cosine = math.cos(math.radians(problem.angle))
-    gram = torch.full((S, S), cosine, dtype=torch.float64).fill_diagonal_(1.0)
+def directions(objectives: int, dimension: int, angle: float, seed: int) -> Tensor:
+    """Unit vectors `[S, d]`, any two of which enclose `angle` degrees."""
+    cosine = math.cos(math.radians(angle))
+    gram = torch.full((objectives, objectives), cosine, dtype=torch.float64).fill_diagonal_(1.0)
     # Ascending, so the last columns carry it; those cut off where d < S are zero, as was checked.
     values, vectors = torch.linalg.eigh(gram)
-    rows = (vectors * values.clamp(min=0).sqrt())[:, -d:]
+    rows = (vectors * values.clamp(min=0).sqrt())[:, -dimension:]
     rows = rows / rows.norm(dim=1, keepdim=True)
-    padded = torch.nn.functional.pad(rows, (0, d - rows.shape[1]))
-    return padded @ _rotation(d, problem.seed, "directions").T
+    padded = torch.nn.functional.pad(rows, (0, dimension - rows.shape[1]))
+    return padded @ rotation(dimension, seed, "directions").T
+
+
+def angle_problems(objectives: int, dimension: int, angle: float) -> list[str]:
+    """Why so many directions at this angle do not fit into so few dimensions."""
+    S, problems = objectives, []
+    widest = math.degrees(math.acos(-1 / (S - 1))) if S > 1 else 180.0
+    if angle > widest + 1e-9:
+        problems.append(
+            f"`angle` must be at most {widest:g} for {S} objectives (more cannot lie between any two "
+            f"of them), got {angle}."
+        )
+    # At its widest the directions cancel, and at zero they are one: then fewer dimensions hold them.
+    flat = angle > widest - 1e-6
+    needed = 1 if angle == 0 or S == 1 else S - 1 if flat else S
+    if dimension < needed:
+        problems.append(
+            f"`dimension` must be at least {needed} for {S} objectives at this `angle`, got "
+            f"{dimension}."
+        )
+    return problems
 
 
 def _joint_problems(problem: Quadratic) -> list[str]:
     """What is wrong with options that are right by themselves."""
-    S, problems = problem.objectives, []
-    widest = math.degrees(math.acos(-1 / (S - 1))) if S > 1 else 180.0
-    if problem.angle > widest + 1e-9:
-        problems.append(
-            f"`angle` must be at most {widest:g} for {S} objectives (more cannot lie between any two "
-            f"of them), got {problem.angle}."
-        )
-    # At its widest the pulls cancel, and at zero they are one: then fewer dimensions hold them.
-    flat = problem.angle > widest - 1e-6
-    needed = 1 if problem.angle == 0 or S == 1 else S - 1 if flat else S
-    if problem.dimension < needed:
-        problems.append(
-            f"`dimension` must be at least {needed} for {S} objectives at this `angle`, got "
-            f"{problem.dimension}."
-        )
+    S = problem.objectives
+    problems = angle_problems(S, problem.dimension, problem.angle)
     if problem.assignment == "one-each" and problem.clients < S:
         problems.append(
             f'`clients` must be at least {S} with `assignment` "one-each", got {problem.clients}.'

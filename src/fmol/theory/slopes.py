@@ -1,0 +1,79 @@
+"""Slopes of measured curves, with the uncertainty that seeds leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+__all__ = ["Slope", "fit_slope"]
+
+T_QUANTILES = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; of the normal, 1.960, beyond."""
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A slope: its mean over the seeds, and a 95 % interval of that mean."""
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    def __contains__(self, slope: float) -> bool:
+        return self.low <= slope <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} ± {self.half_width:.2g}"
+
+
+def fit_slope(
+    values: Mapping[int, Sequence[float]], axes: Literal["log-log", "log-linear"] = "log-log"
+) -> Slope:
+    """The slope of `log(value)` over `log(T)`, or over `T`, with its uncertainty.
+
+    `values` has for each `T` one value per seed, always of the same seeds. Each seed gets its own
+    least-squares line: numbers of one seed at different `T` share their randomness, those of
+    different seeds do not. The interval is Student's over these slopes; infinite for one seed.
+
+    >>> print(fit_slope({10: [0.1, 0.3], 100: [0.01, 0.02], 1000: [0.001, 0.001]}))
+    -1.119 ± 1.5
+    """
+    rounds = sorted(values)
+    counts = {len(values[each]) for each in rounds}
+    if len(rounds) < 2 or len(counts) != 1 or counts == {0}:
+        raise ValueError(
+            f"`values` must have at least two numbers of rounds with one value per seed each, got "
+            f"{ {each: len(values[each]) for each in rounds} }."
+        )
+    for each in rounds:
+        for seed, value in enumerate(values[each]):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(
+                    f"`values` has {value!r} at T = {each} (entry {seed}), which has no logarithm. "
+                    "Measure something positive, as means of squares are."
+                )
+    along = np.array(rounds, dtype=float)
+    if axes == "log-log":
+        along = np.log(along)
+    logs = np.log(np.array([list(values[each]) for each in rounds], dtype=float))  # [T, seeds]
+    away = along - along.mean()
+    slopes = away @ logs / (away @ away)
+    mean, seeds = float(slopes.mean()), len(slopes)
+    if seeds == 1:
+        return Slope(mean, -math.inf, math.inf, 1)
+    quantile = T_QUANTILES[seeds - 2] if seeds - 2 < len(T_QUANTILES) else 1.960
+    half = quantile * float(slopes.std(ddof=1)) / math.sqrt(seeds)
+    return Slope(mean, mean - half, mean + half, seeds)
