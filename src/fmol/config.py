@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import torch
 
 from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedAvg
-from fmol.engines import EngineName
+from fmol.engines import ALL_CUDA, Compile, EngineName, resolve_device
 from fmol.federation import Federation
 from fmol.options import (
     Choices,
@@ -36,6 +36,7 @@ from fmol.options import (
     read_options,
 )
 from fmol.participation import Everyone, Fraction, Number, Participation, Stratified
+from fmol.precision import Precision, check_precision
 from fmol.problems import PROBLEMS, ProblemError, find_problem
 from fmol.rounds import Algorithm
 from fmol.rules import (
@@ -120,7 +121,14 @@ class RunOptions:
     engine: EngineName = "sequential"
     """How clients compute: one after the other, all lanes side by side, or the faster of the two."""
     device: str = "auto"
-    """A device as torch names it; auto is the first CUDA device, or the CPU where there is none."""
+    """A device as torch names it; auto is the first CUDA device, or the CPU where there is none, and
+    cuda:all divides the lanes among all of them."""
+    precision: Precision = "fp32"
+    """How finely local steps compute products: in full, or rounded, which is faster on a GPU."""
+    compile: Compile = "auto"
+    """When the vectorized engine compiles steps for a GPU: if it pays within the run, at once, never."""
+    lanes_in_flight: Literal["auto"] | Count = "auto"
+    """How many lanes the vectorized engine steps at a time; auto is as many as fit into memory."""
     participation: Participation = field(default_factory=Everyone)
     """Who takes part in a round: everyone, or a fraction, number or stratified with its options."""
     evaluate: Literal["all", "cohort"] | Count | None = None
@@ -146,13 +154,26 @@ class RunOptions:
         check_options(self)
 
     def joint_problems(self) -> list[str]:
-        """What is wrong with the device, if there is none of that name here."""
-        return _device_problems(self.device)
+        """What is wrong with the device, and with what is asked of it."""
+        found = _device_problems(self.device)
+        if found:
+            return found
+        if self.device == ALL_CUDA and self.engine == "sequential":
+            found.append(
+                f"`device` is {ALL_CUDA}, and the sequential engine computes on one device. Set "
+                "`engine` to vectorized or auto."
+            )
+        try:
+            check_precision(self.precision, resolve_device(self.device))
+        except ValueError as error:
+            found.append(str(error))
+        return found
 
 
 def _device_problems(device: str) -> list[str]:
     if device == "auto":
         return []
+    device = "cuda" if device == ALL_CUDA else device
     try:
         named = torch.device(device)
     except RuntimeError:

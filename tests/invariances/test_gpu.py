@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fmol import FMGDA, FSMGDA, SMGD, Alone, FedAvg, fit
+from fmol import (
+    FMGDA,
+    FSMGDA,
+    SMGD,
+    Alone,
+    Client,
+    FedAvg,
+    Federation,
+    LazyPopulation,
+    Objective,
+    fit,
+)
 from fmol.aggregate import gramian
-from fmol.engines import VectorizedEngine, lanes
+from fmol.engines import SequentialEngine, VectorizedEngine, lanes
 from fmol.engines.graphs import StepGraph
+from fmol.participation import Number
+from fmol.precision import products
 from fmol.rounds import Algorithm
 from fmol.schedules import Cosine
-from support import data, federation, flat, relative
+from support import data, federation, flat, relative, squared_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -128,3 +142,149 @@ def test_the_gramian_of_float32_updates_is_accurate_on_the_device() -> None:
     lengths = exact.diagonal().sqrt()
     error = (gramian(rows) - exact).abs() / (lengths[:, None] * lengths[None, :])
     assert float(error.max()) < 1e-8
+
+
+# ---- kernels, compiled steps, several devices ------------------------------------------------
+
+CONVOLUTIONS = [
+    # images, channels, height, width, filters, kernel, stride, padding, dilation
+    (3, 1, 12, 12, 10, (5, 5), (1, 1), (0, 0), (1, 1)),
+    (4, 10, 9, 8, 20, (5, 3), (1, 1), (0, 0), (1, 1)),
+    (2, 3, 16, 16, 64, (7, 7), (2, 2), (3, 3), (1, 1)),
+    (2, 64, 8, 8, 64, (3, 3), (1, 1), (1, 1), (1, 1)),
+    (2, 64, 8, 8, 128, (3, 3), (2, 2), (1, 1), (1, 1)),
+    (2, 64, 9, 9, 128, (1, 1), (2, 2), (0, 0), (1, 1)),
+    (2, 128, 4, 4, 256, (3, 3), (1, 1), (1, 1), (1, 1)),
+    (2, 40, 9, 10, 48, (3, 2), (1, 2), (2, 1), (2, 1)),
+    (2, 40, 11, 11, 36, (3, 3), (2, 2), (2, 2), (2, 2)),
+    (2, 2, 5, 5, 3, (2, 2), (1, 1), (3, 3), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+@pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
+def test_convolutions_of_lanes_are_those_of_each_by_itself(shape: Any, precision: Any) -> None:
+    from fmol.engines import conv_kernels
+
+    images, channels, height, width, filters, kernel, *how = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator)
+
+    x, w = draw(3, images, channels, height, width), draw(3, filters, channels, *kernel)
+    w, b = w / w[0, 0].numel() ** 0.5, draw(3, filters)
+    leaves = [t.double().requires_grad_() for t in (x, w, b)]
+    want = torch.stack([torch.conv2d(*one, *how) for one in zip(*leaves, strict=True)])
+    g = draw(*want.shape)
+    dx, dw, db = torch.autograd.grad(want, leaves, g.double())
+    x, w, b, g = (t.cuda() for t in (x, w, b, g))
+    with products(precision, x.device):
+        out = conv_kernels.lane_conv2d(x, w, b, *how)
+        found = conv_kernels.lane_conv2d_weight(x, g, w, True, *how)
+        back = conv_kernels.lane_conv2d_input(g, w, x, *how)
+    most = 5e-6 if precision == "fp32" else 2e-3
+    for got, right in zip((out, *found, back), (want.detach(), dw, db, dx), strict=True):
+        assert relative(got.cpu().double(), right) < most
+
+
+def small_images(model: nn.Module, sizes: list[int]) -> Federation:
+    generator = torch.Generator().manual_seed(1)
+    clients = [
+        Client(
+            f"c{i}",
+            (
+                torch.randn(n, 1, 16, 16, generator=generator),
+                torch.randn(n, 2, generator=generator),
+            ),
+            ("a", "b") if i % 2 else ("b",),
+        )
+        for i, n in enumerate(sizes)
+    ]
+    objectives = [Objective("a", squared_error(0)), Objective("b", squared_error(1))]
+    return Federation(model, objectives, clients)
+
+
+def smooth_net(channels: int) -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 3, padding=1), nn.GroupNorm(2, channels), nn.Tanh(),
+        nn.AvgPool2d(2), nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1, bias=False),
+        nn.Tanh(), nn.Flatten(), nn.Linear(2 * channels * 16, 2),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [6, 64])
+@pytest.mark.parametrize("compile", ["never", "always"])
+@pytest.mark.parametrize("sizes", [[8] * 4, [5, 9, 8, 7]], ids=str)
+def test_convolutional_models_give_the_sequential_engines_numbers(
+    channels: int, compile: Any, sizes: list[int]
+) -> None:
+    problem = small_images(smooth_net(channels), sizes)
+    algorithm = FSMGDA(local_epochs=2, batch_size=4, local_lr=0.02, server_lr=0.02)
+    one = fit(problem, algorithm, rounds=3, device="cuda", engine="sequential")
+    said: list[str] = []
+    engine = partial(VectorizedEngine, compile=compile, say=said.append)
+    other = fit(problem, algorithm, rounds=3, device="cuda", engine=engine)
+    assert relative(flat(other.model), flat(one.model)) < 1e-4
+    notes = [note for report in other.reports for note in report.notes]
+    assert not any("one by one" in note for note in notes)
+    assert bool(said) == (compile == "always")
+
+
+def test_a_graph_is_replayed_for_clients_made_when_asked_for() -> None:
+    eager = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[12] * 4)
+    ids = tuple(eager.population.ids())
+    lazy = Federation(eager.model, eager.objectives, LazyPopulation(ids, eager.client))
+    made: list[VectorizedEngine] = []
+
+    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
+        made.append(VectorizedEngine(*arguments, **named))
+        return made[-1]
+
+    algorithm = FSMGDA(local_steps=3, batch_size=4)
+    cpu = fit(eager, algorithm, rounds=6, device="cpu", evaluate="all")
+    gpu = fit(lazy, algorithm, rounds=6, device="cuda", engine=engine, evaluate="all")
+    assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
+    assert [type(graph) for graph in made[0]._workers[0]._graphs.values()] == [StepGraph]
+
+
+def test_batches_of_unequal_sizes_are_replayed_as_a_graph() -> None:
+    problem = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[5, 9, 12, 7])
+    made: list[VectorizedEngine] = []
+
+    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
+        made.append(VectorizedEngine(*arguments, **named))
+        return made[-1]
+
+    algorithm = FSMGDA(local_epochs=2, batch_size=4)
+    cpu = fit(problem, algorithm, rounds=8, device="cpu", participation=Number(3))
+    gpu = fit(problem, algorithm, rounds=8, device="cuda", engine=engine, participation=Number(3))
+    assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
+    assert made[0]._workers[0]._graphs
+
+
+def test_two_workers_on_one_device_share_the_lanes() -> None:
+    problem = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[12] * 4)
+    algorithm = FSMGDA(local_steps=3, batch_size=4)
+    cpu = fit(problem, algorithm, rounds=6, device="cpu")
+    engine = partial(VectorizedEngine, devices=["cuda:0", "cuda:0"])
+    gpu = fit(problem, algorithm, rounds=6, device="cuda", engine=engine)
+    assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("precision", "least", "most"), [("tf32", 1e-7, 1e-2), ("bf16", 1e-5, 5e-2)]
+)
+def test_rounded_products_change_the_result_a_little(
+    precision: Any, least: float, most: float
+) -> None:
+    problem = small_images(smooth_net(64), [8] * 4)
+    algorithm = FSMGDA(local_steps=3, batch_size=4, local_lr=0.02, server_lr=0.02)
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    full = fit(problem, algorithm, rounds=3, device="cuda", engine="vectorized")
+    for kind in (SequentialEngine, VectorizedEngine):
+        engine = partial(kind, precision=precision)
+        rough = fit(problem, algorithm, rounds=3, device="cuda", engine=engine)
+        assert least < relative(flat(rough.model), flat(full.model)) < most
+    assert before == (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -11,14 +12,18 @@ from fmol.engines.auto import AutoEngine
 from fmol.engines.seam import Engine
 from fmol.engines.sequential import SequentialEngine
 from fmol.engines.vectorized import VectorizedEngine
+from fmol.engines.worker import Compile
 from fmol.federation import Federation
 
 __all__ = [
+    "ALL_CUDA",
     "AutoEngine",
+    "Compile",
     "EngineFactory",
     "EngineName",
     "SequentialEngine",
     "VectorizedEngine",
+    "all_devices",
     "make_engine",
     "resolve_device",
 ]
@@ -29,6 +34,9 @@ class EngineFactory(Protocol):
 
     def __call__(self, federation: Federation, *, seed: int, device: torch.device) -> Engine: ...
 
+
+ALL_CUDA = "cuda:all"
+"""All CUDA devices of this machine, the lanes divided among them."""
 
 EngineName = Literal["auto", "sequential", "vectorized"]
 """What an engine is called in files and flags."""
@@ -50,6 +58,13 @@ def make_engine(
                 f"`engine` must be one of {sorted(BUILT_IN)} or a factory, got {engine!r}."
             )
         engine = BUILT_IN[engine]
+    if device == ALL_CUDA:
+        if not (isinstance(engine, type) and issubclass(engine, VectorizedEngine)):
+            raise ValueError(
+                f"`device` is '{ALL_CUDA}', which the engines 'vectorized' and 'auto' alone divide "
+                f"their lanes among. Take one of them, or one device."
+            )
+        engine = partial(engine, devices=all_devices(device))
     if not callable(engine):
         raise ValueError(
             f"`engine` must be one of {sorted(BUILT_IN)} or a factory, got {engine!r}."
@@ -57,8 +72,21 @@ def make_engine(
     return engine(federation, seed=seed, device=resolve_device(device))
 
 
+def all_devices(device: str | torch.device) -> list[torch.device]:
+    """Every device that `device` names: all CUDA devices for `"cuda:all"`, one otherwise."""
+    first = resolve_device(device)
+    if device != ALL_CUDA:
+        return [first]
+    return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+
+
 def resolve_device(device: str | torch.device) -> torch.device:
-    """`device` as torch knows it; `"auto"` is the first CUDA device where there is one."""
+    """`device` as torch knows it; `"auto"` is the first CUDA device where there is one.
+
+    Of `"cuda:all"` it is the first, where the server computes.
+    """
+    if device == ALL_CUDA:
+        device = "cuda:0"
     if device == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:

@@ -18,10 +18,20 @@ from fmol.portrait import portray
 __all__ = ["changed_keys", "changed_versions", "fingerprint", "versions"]
 
 FREE = frozenset(
-    {"rounds", "stop_at", "checkpoint_every", "data_dir", "tensorboard", "mlflow", "device"}
+    {
+        "rounds",
+        "stop_at",
+        "checkpoint_every",
+        "data_dir",
+        "tensorboard",
+        "mlflow",
+        "device",
+        "compile",
+        "lanes_in_flight",
+    }
 )
-"""Run options that may change: they decide how long a run goes on and what is written, and the
-device is compared as it was really used."""
+"""Run options that may change: they decide how long a run goes on, what is written, and how much is
+computed at a time; the device is compared as it was really used."""
 MOST_BYTES = 2**29
 """How much of the data is looked at as a whole."""
 MOST_OF_LARGE = 2**16

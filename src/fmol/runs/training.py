@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from fmol.config import Config, RunOptions, read_config, read_file
-from fmol.engines import AutoEngine, EngineFactory, resolve_device
+from fmol.engines import (
+    AutoEngine,
+    EngineFactory,
+    SequentialEngine,
+    VectorizedEngine,
+    all_devices,
+    resolve_device,
+)
 from fmol.federation import Federation
 from fmol.files import write_whole
 from fmol.listeners import Listener
@@ -183,7 +190,7 @@ def train(
             algorithm,
             options.rounds,
             options.seed,
-            _engine(folder, options, environment),
+            _engine(folder, options, environment, say),
             device,
             participation=options.participation,
             evaluate=options.evaluate,
@@ -363,17 +370,26 @@ def _note_environment(
 
 
 def _engine(
-    folder: RunFolder, options: RunOptions, environment: dict[str, Any]
-) -> str | EngineFactory:
+    folder: RunFolder, options: RunOptions, environment: dict[str, Any], say: Say
+) -> EngineFactory:
     """The engine; where it is chosen by measuring, the choice of the first stretch is kept."""
-    if options.engine != "auto":
-        return options.engine
+    if options.engine == "sequential":
+        return partial(SequentialEngine, precision=options.precision)
+    side_by_side: dict[str, Any] = {
+        "precision": options.precision,
+        "compile": options.compile,
+        "lanes_in_flight": options.lanes_in_flight,
+        "devices": all_devices(options.device),
+        "say": say,
+    }
+    if options.engine == "vectorized":
+        return partial(VectorizedEngine, **side_by_side)
 
     def keep(choice: str) -> None:
         environment["engine"] = choice
         folder.write_json(folder.environment, environment)
 
-    return partial(AutoEngine, choice=environment.get("engine"), decided=keep)
+    return partial(AutoEngine, choice=environment.get("engine"), decided=keep, **side_by_side)
 
 
 def _listeners(

@@ -1,0 +1,200 @@
+"""Devices, precision, chunks, batches drawn ahead: they change how something is computed, not what."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fmol import FSMGDA, Client, FedAvg, Federation, LazyPopulation, fit
+from fmol.engines import AutoEngine, SequentialEngine, VectorizedEngine, make_engine, worker
+from fmol.engines.schedule import BatchTables
+from fmol.engines.seam import Ask, Lane, LocalConfig
+from fmol.local import batch_table, batches
+from fmol.rounds import Algorithm, Plan
+from support import data, federation, flat, relative
+
+HOLDERS = [("a", "b"), ("c",), ("b", "c"), ("a",)]
+
+
+# ---- several devices -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FSMGDA(local_steps=3, batch_size=4),
+        FSMGDA(local_epochs=2, batch_size=4, accumulate="mean"),
+        FedAvg(local_steps=3, batch_size=4),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_lanes_divided_among_devices_give_the_same_model(algorithm: Algorithm, count: int) -> None:
+    problem = federation(HOLDERS, sizes=[5, 9, 12, 7])
+    one = fit(problem, algorithm, rounds=5, device="cpu")
+    engine = partial(VectorizedEngine, devices=["cpu"] * count)
+    many = fit(problem, algorithm, rounds=5, device="cpu", engine=engine)
+    assert relative(flat(many.model), flat(one.model)) < 1e-12
+    assert not any("one by one" in note for report in many.reports for note in report.notes)
+
+
+def test_each_device_has_a_part_of_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    real = worker.LaneWorker.steps
+
+    def steps(self: Any, jobs: Any, pool: Any) -> Any:
+        seen.append((id(self), len(jobs)))
+        return real(self, jobs, pool)
+
+    monkeypatch.setattr(worker.LaneWorker, "steps", steps)
+    problem = federation(HOLDERS, sizes=[5, 9, 12, 7])
+    engine = partial(VectorizedEngine, devices=["cpu", "cpu"])
+    fit(problem, FSMGDA(local_steps=1), rounds=1, device="cpu", engine=engine)
+    assert len({who for who, _ in seen}) == 2
+    assert [lanes for _, lanes in seen] == [3, 3]
+
+
+def test_clients_made_when_asked_for_are_divided_among_devices_too() -> None:
+    eager = federation(HOLDERS, sizes=[6, 6, 6, 6])
+
+    def make(id: str) -> Client:
+        return eager.client(id)
+
+    ids = tuple(eager.population.ids())
+    lazy = Federation(eager.model, eager.objectives, LazyPopulation(ids, make))
+    engine = partial(VectorizedEngine, devices=["cpu", "cpu"])
+    algorithm = FSMGDA(local_steps=3, batch_size=4)
+    one = fit(eager, algorithm, rounds=4, device="cpu", evaluate="all")
+    two = fit(lazy, algorithm, rounds=4, device="cpu", engine=engine, evaluate="all")
+    assert relative(flat(two.model), flat(one.model)) < 1e-12
+
+
+def test_all_cuda_devices_need_an_engine_that_divides_lanes() -> None:
+    with pytest.raises(ValueError, match="'vectorized' and 'auto' alone"):
+        make_engine("sequential", federation(), seed=0, device="cuda:all")
+
+
+# ---- precision -------------------------------------------------------------------------------
+
+
+def single_precision() -> Federation:
+    double = federation(HOLDERS, sizes=[12] * 4)
+    clients = [
+        Client(
+            id, tuple(part.float() for part in double.client(id).data), double.client(id).objectives
+        )
+        for id in double.population.ids()
+    ]
+    return Federation(copy.deepcopy(double.model).float(), double.objectives, clients)
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, VectorizedEngine])
+def test_bf16_steps_differ_from_full_ones_and_come_near_them(engine: Any) -> None:
+    problem = single_precision()
+    algorithm = FSMGDA(local_steps=3, batch_size=4)
+    full = fit(problem, algorithm, rounds=3, device="cpu")
+    rough = fit(
+        problem, algorithm, rounds=3, device="cpu", engine=partial(engine, precision="bf16")
+    )
+    off = relative(flat(rough.model), flat(full.model))
+    assert 1e-6 < off < 2e-2
+    assert flat(rough.model).dtype == torch.float32
+
+
+def test_losses_are_reported_in_full_whatever_steps_are_computed_in() -> None:
+    problem = single_precision()
+    full = fit(problem, FSMGDA(local_steps=1), rounds=1, device="cpu")
+    engine = partial(VectorizedEngine, precision="bf16")
+    rough = fit(problem, FSMGDA(local_steps=1), rounds=1, device="cpu", engine=engine)
+    torch.testing.assert_close(rough.losses[0], full.losses[0], rtol=1e-6, atol=0)
+
+
+def test_a_precision_that_the_device_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="'tf32', which only CUDA devices have"):
+        SequentialEngine(federation(), precision="tf32")
+    with pytest.raises(ValueError, match="`precision` must be 'fp32', 'tf32' or 'bf16'"):
+        VectorizedEngine(federation(), precision="fp8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`compile` must be 'auto', 'always' or 'never'"):
+        VectorizedEngine(federation(), compile="sometimes")  # type: ignore[arg-type]
+
+
+def test_compiling_is_for_gpus_and_changes_nothing_on_a_cpu() -> None:
+    said: list[str] = []
+    problem, algorithm = federation(), FSMGDA(local_steps=3, batch_size=4)
+    engine = partial(VectorizedEngine, compile="always", say=said.append)
+    one = fit(problem, algorithm, rounds=3, device="cpu", engine="vectorized")
+    two = fit(problem, algorithm, rounds=3, device="cpu", engine=engine)
+    assert torch.equal(flat(one.model), flat(two.model))
+    assert said == []
+
+
+# ---- batches ---------------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(1, 40),
+    batch=st.none() | st.integers(1, 45),
+    steps=st.integers(1, 12),
+    epochs=st.none() | st.integers(1, 4),
+    round=st.integers(0, 5),
+)
+@settings(max_examples=200)
+def test_a_table_of_batches_holds_the_batches(
+    n: int, batch: int | None, steps: int, epochs: int | None, round: int
+) -> None:
+    local = LocalConfig(lr=0.1, steps=None if epochs else steps, epochs=epochs, batch_size=batch)
+    name: dict[str, Any] = {"seed": 7, "round": round, "client": "c"}
+    one_by_one = [np.arange(n) if b is None else b.numpy() for b in batches(n, local, **name)]
+    rows, counts = batch_table(n, local, **name)
+    assert rows.shape[0] == len(counts) == len(one_by_one)
+    for row, count, want in zip(rows, counts, one_by_one, strict=True):
+        assert np.array_equal(row[:count], want)
+        assert (row[count:] == row[0]).all()
+
+
+def test_batches_drawn_ahead_are_those_of_the_next_round() -> None:
+    drawn, local = BatchTables(seed=3), LocalConfig(lr=0.1, steps=4, batch_size=3)
+    drawn.of("c", 10, local, 0)
+    drawn.draw_ahead()
+    ahead = drawn.of("c", 10, LocalConfig(lr=0.05, steps=4, batch_size=3), 1)
+    want = batch_table(10, local, seed=3, round=1, client="c")
+    assert all(np.array_equal(a, b) for a, b in zip(ahead, want, strict=True))
+    drawn.draw_ahead()
+    other = drawn.of("c", 11, local, 2)  # Not what was drawn for: its data have grown.
+    want = batch_table(11, local, seed=3, round=2, client="c")
+    assert all(np.array_equal(a, b) for a, b in zip(other, want, strict=True))
+
+
+# ---- chunks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clients", "lanes", "sizes"),
+    [(10, 7, [2] * 5), (10, 9, [2] * 5), (10, 100, [10]), (7, 6, [3, 3, 1]), (5, 2, [1] * 5)],
+)
+def test_chunks_are_alike_where_clients_are(clients: int, lanes: int, sizes: list[int]) -> None:
+    problem = federation([("a", "b")] * clients, sizes=[6] * clients, names=("a", "b"))
+    engine = VectorizedEngine(problem, lanes_in_flight=lanes)
+    x = problem.layout.flatten(dict(problem.model.named_parameters()))
+    plan = Plan(0, tuple(problem.population.ids()), evaluate=False)
+    local = LocalConfig(lr=0.1, steps=1)
+    asks: list[Ask] = []
+    for id in plan.cohort:
+        client = problem.client(id)
+        mine = [Lane(name, {name: 1.0}) for name in client.objectives]
+        asks.append(plan.ask(client, x, lanes=mine, local=local, need_losses=False))
+    assert [len(chunk) for chunk in engine._chunks(asks)] == sizes
+
+
+def test_the_engines_options_reach_it_through_auto() -> None:
+    problem, algorithm = federation(held_out=data(8, seed=5)), FSMGDA(local_steps=2, batch_size=4)
+    engine = partial(AutoEngine, precision="bf16", lanes_in_flight=2, compile="never")
+    result = fit(problem, algorithm, rounds=2, device="cpu", engine=engine)
+    assert len(result.reports) == 2
