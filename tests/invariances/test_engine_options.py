@@ -11,14 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
 
-from fmol import FSMGDA, Client, FedAvg, Federation, LazyPopulation, fit
-from fmol.engines import AutoEngine, SequentialEngine, VectorizedEngine, make_engine, worker
+from fmol import FSMGDA, Client, FedAvg, Federation, LazyPopulation, Objective, fit
+from fmol.engines import AutoEngine, SequentialEngine, VectorizedEngine, lanes, make_engine, worker
 from fmol.engines.schedule import BatchTables
 from fmol.engines.seam import Ask, Lane, LocalConfig
 from fmol.local import batch_table, batches
 from fmol.rounds import Algorithm, Plan
-from support import data, federation, flat, relative
+from support import data, federation, flat, relative, squared_error
 
 HOLDERS = [("a", "b"), ("c",), ("b", "c"), ("a",)]
 
@@ -58,7 +60,7 @@ def test_each_device_has_a_part_of_the_lanes(monkeypatch: pytest.MonkeyPatch) ->
     engine = partial(VectorizedEngine, devices=["cpu", "cpu"])
     fit(problem, FSMGDA(local_steps=1), rounds=1, device="cpu", engine=engine)
     assert len({who for who, _ in seen}) == 2
-    assert [lanes for _, lanes in seen] == [3, 3]
+    assert [count for _, count in seen] == [3, 3]
 
 
 def test_clients_made_when_asked_for_are_divided_among_devices_too() -> None:
@@ -176,12 +178,12 @@ def test_batches_drawn_ahead_are_those_of_the_next_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "lanes", "sizes"),
+    ("clients", "in_flight", "sizes"),
     [(10, 7, [2] * 5), (10, 9, [2] * 5), (10, 100, [10]), (7, 6, [3, 3, 1]), (5, 2, [1] * 5)],
 )
-def test_chunks_are_alike_where_clients_are(clients: int, lanes: int, sizes: list[int]) -> None:
+def test_chunks_are_alike_where_clients_are(clients: int, in_flight: int, sizes: list[int]) -> None:
     problem = federation([("a", "b")] * clients, sizes=[6] * clients, names=("a", "b"))
-    engine = VectorizedEngine(problem, lanes_in_flight=lanes)
+    engine = VectorizedEngine(problem, lanes_in_flight=in_flight)
     x = problem.layout.flatten(dict(problem.model.named_parameters()))
     plan = Plan(0, tuple(problem.population.ids()), evaluate=False)
     local = LocalConfig(lr=0.1, steps=1)
@@ -198,3 +200,61 @@ def test_the_engines_options_reach_it_through_auto() -> None:
     engine = partial(AutoEngine, precision="bf16", lanes_in_flight=2, compile="never")
     result = fit(problem, algorithm, rounds=2, device="cpu", engine=engine)
     assert len(result.reports) == 2
+
+
+# ---- images ----------------------------------------------------------------------------------
+
+
+class Viewing(nn.Module):
+    """A network that looks at its features with `view`, as many do."""
+
+    def __init__(self, **pooling: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(2, 5, 3, padding=1), nn.Conv2d(5, 6, 3, stride=2)
+        self.pooling = pooling
+        self.head = nn.LazyLinear(2)
+        self.double()
+        self(torch.zeros(1, 2, 11, 10, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(torch.tanh(self.first(x)), **self.pooling)
+        x = torch.tanh(self.second(x))
+        out: Tensor = self.head(x.view(x.size(0), -1))
+        return out
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        {"kernel_size": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"kernel_size": (2, 3), "stride": (1, 2), "ceil_mode": True},
+        {"kernel_size": 2, "stride": 1, "dilation": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("record_at", [3, 40])
+def test_poolings_and_views_of_images_are_computed_side_by_side(
+    pooling: dict[str, Any], record_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "RECORD_AT", record_at)
+    generator = torch.Generator().manual_seed(1)
+    clients = [
+        Client(
+            f"c{i}",
+            (
+                torch.randn(7, 2, 11, 10, generator=generator, dtype=torch.float64),
+                torch.randn(7, 2, generator=generator, dtype=torch.float64),
+            ),
+            ("a", "b"),
+        )
+        for i in range(3)
+    ]
+    objectives = [Objective("a", squared_error(0)), Objective("b", squared_error(1))]
+    problem = Federation(Viewing(**pooling), objectives, clients)
+    algorithm = FSMGDA(local_steps=3, batch_size=4)
+    one = fit(problem, algorithm, rounds=4, device="cpu")
+    other = fit(problem, algorithm, rounds=4, device="cpu", engine="vectorized")
+    assert not any("one by one" in note for report in other.reports for note in report.notes)
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
