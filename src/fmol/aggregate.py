@@ -15,9 +15,21 @@ from torch import Tensor
 from fmol.engines.seam import Ask, Reply
 from fmol.layout import squared_norm
 
-__all__ = ["MeanFold", "Means", "Weighting", "gramian"]
+__all__ = ["MeanFold", "Means", "StepMeans", "Weighting", "gramian"]
 
 Weighting = Literal["uniform", "samples"]
+
+
+@dataclass(frozen=True)
+class StepMeans:
+    """What a step was like on average, of every slot: what control variates are made of."""
+
+    rows: Tensor
+    """The mean over clients of Δ_{s,i} divided by its steps, `[S, d]`; zero where nobody moved."""
+    weight: Tensor
+    """Of the clients that moved, `[S]` float64."""
+    first: Tensor
+    """Of those among them that had no control variate before, `[S]`."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,8 @@ class Means:
     deltas: Tensor
     mean_squares: Mapping[str, float]
     """`mean_i‖Δ_{s,i}‖²`."""
+    steps: StepMeans | None = None
+    """The same per step and for all slots, where the fold was asked for it."""
 
     @property
     def spread(self) -> dict[str, float]:
@@ -50,10 +64,13 @@ class MeanFold:
     """Weighted means per slot, folded in one at a time: S vectors in memory, never M × S.
 
     `weighting` is `"uniform"`, every client alike, or `"samples"`, by the number of samples that
-    carry a label, always renormalised over those who answered.
+    carry a label, always renormalised over those who answered. With `steps` it also takes the means
+    of each client's Δ per step: as many vectors again.
     """
 
-    def __init__(self, slots: Sequence[str], like: Tensor, weighting: Weighting) -> None:
+    def __init__(
+        self, slots: Sequence[str], like: Tensor, weighting: Weighting, *, steps: bool = False
+    ) -> None:
         # Half precision loses a mean over many clients: it is summed in float32.
         dtype = torch.float32 if like.element_size() < 4 else like.dtype
         self._sums = torch.zeros(len(slots), like.numel(), dtype=dtype, device=like.device)
@@ -63,6 +80,9 @@ class MeanFold:
         self._moved = [0] * len(slots)
         self._squares = [0.0] * len(slots)
         self._weighting = weighting
+        self._steps = torch.zeros_like(self._sums) if steps else None
+        self._stepped = [0.0] * len(slots)
+        self._first = [0.0] * len(slots)
 
     def add(self, reply: Reply, ask: Ask) -> None:
         for lane in ask.lanes:
@@ -76,6 +96,12 @@ class MeanFold:
             self._weight[row] += weight
             self._moved[row] += reply.steps.get(lane.slot, 1)
             self._squares[row] += weight * squared_norm(delta)
+            moved = reply.steps.get(lane.slot, 1)
+            if self._steps is not None and ask.local is not None and moved:
+                share = weight / ask.local.steps_in(moved)
+                self._steps[row].add_(delta.to(self._sums), alpha=share)
+                self._stepped[row] += weight
+                self._first[row] += weight * (lane.slot in reply.first)
 
     def add_rows(
         self,
@@ -84,8 +110,11 @@ class MeanFold:
         weights: Sequence[float],
         moved: Sequence[int],
         squares: Sequence[float],
+        parts: Sequence[int] = (),
+        first: Sequence[bool] = (),
     ) -> None:
-        """Many lanes at once: the slot, Δ (a row of `[L, d]`), samples, steps and ‖Δ‖² of each.
+        """Many lanes at once: the slot, Δ (a row of `[L, d]`), samples, steps and ‖Δ‖² of each; where
+        means per step are wanted, how many steps Δ is the sum of, and whether it is the first one.
 
         As `add` would do one after the other, to rounding; rows of weight zero may hold anything
         finite.
@@ -102,6 +131,15 @@ class MeanFold:
         with _full_precision():
             # A product and no scattered additions, whose order a GPU leaves open.
             self._sums.addmm_(torch.from_numpy(mix).to(self._sums), deltas.to(self._sums))
+        if self._steps is None:
+            return
+        mix[:, [lane for lane, count in enumerate(moved) if not count]] = 0
+        for lane, row in enumerate(rows):
+            self._stepped[row] += mix[row, lane]
+            self._first[row] += mix[row, lane] * first[lane]
+        mix /= np.maximum(parts, 1)
+        with _full_precision():
+            self._steps.addmm_(torch.from_numpy(mix).to(self._sums), deltas.to(self._sums))
 
     def result(self) -> Means:
         """Means of the slots for which somebody moved. Call it once: it divides the sums in place.
@@ -118,7 +156,16 @@ class MeanFold:
             tuple(names[i] for i in rows),
             sums.to(self._dtype),
             {names[i]: self._squares[i] / self._weight[i] for i in rows},
+            self._step_means(),
         )
+
+    def _step_means(self) -> StepMeans | None:
+        if self._steps is None:
+            return None
+        weight = torch.tensor(self._stepped, dtype=torch.float64)
+        whole = torch.where(weight > 0, weight, 1.0).to(self._steps)
+        rows = (self._steps / whole[:, None]).to(self._dtype)
+        return StepMeans(rows, weight, torch.tensor(self._first, dtype=torch.float64))
 
 
 @contextmanager

@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fmol import rng
-from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
+from fmol.engines.seam import CONTROL, Ask, Lane, LocalConfig, Reply, Site
 from fmol.evaluation import batch_mean, evaluate
 
 __all__ = [
     "batch_table",
     "batches",
+    "correction_of",
     "count_labels",
     "descend",
+    "keep_control",
     "local_work",
     "mixture_loss",
     "step_count",
@@ -84,19 +86,22 @@ class Descent:
     delta: Tensor
     moved: int = 0
     masked: set[str] = field(default_factory=set)
+    correction: Tensor | None = None
+    """What was added to every step, `[d]`; None where drift is not corrected."""
 
 
 def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     """Steps 1–3 for one lane.
 
     Δ accumulates the directions actually stepped along, taken at `x^{t,0} … x^{t,K−1}`: without
-    momentum, weight decay and the like those are the gradients of the algorithm's step 3.
+    momentum, weight decay, a correction and the like those are the gradients of the algorithm's
+    step 3.
     """
     local, model = ask.local, site.model
     assert local is not None
     model.load(ask.x)
     model.module.train(local.training)
-    descent = Descent(torch.zeros_like(model.x))
+    descent = Descent(torch.zeros_like(model.x), correction=correction_of(ask, lane.slot, site))
     velocity: Tensor | None = None
     steps = step_count(local, len(site.samples))
     order = batches(
@@ -119,6 +124,9 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
                 direction if velocity is None else velocity.mul_(local.momentum).add_(direction)
             )
             direction = velocity
+        if descent.correction is not None:
+            # After momentum, which would multiply it; and not in place, which would change momentum.
+            direction = direction + descent.correction
         descent.delta += direction
         descent.moved += 1
         if k + 1 < steps:  # The last iterate is never looked at.
@@ -127,6 +135,34 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     if local.accumulate == "mean":
         descent.delta /= steps
     return descent
+
+
+def correction_of(ask: Ask, slot: str, site: Site) -> Tensor | None:
+    """`c_s − c_{s,i}` `[d]`, by which SCAFFOLD corrects every step; None where it is not asked for.
+
+    Zero for a client that has no `c_{s,i}` yet: it cannot know how it drifts.
+    """
+    control = ask.payload.get(CONTROL + slot)
+    if control is None:
+        return None
+    own = site.state.get(CONTROL + slot)
+    return torch.zeros_like(control) if own is None else control - own
+
+
+def keep_control(
+    ask: Ask, slot: str, site: Site, delta: Tensor, moved: int, correction: Tensor | None
+) -> bool:
+    """Puts the mean of a lane's uncorrected directions into the client's state, as its `c_{s,i}`.
+
+    They are those it took less the correction in each (SCAFFOLD's option II). True where the client
+    had none before. A lane that never moved has nothing to say, and keeps what it has.
+    """
+    if correction is None or not moved:
+        return False
+    assert ask.local is not None
+    first = CONTROL + slot not in site.state
+    site.state[CONTROL + slot] = delta / ask.local.steps_in(moved) - correction
+    return first
 
 
 def mixture_loss(
@@ -166,6 +202,7 @@ def local_work(ask: Ask, site: Site) -> Reply:
             losses, held_out = _evaluate(ask, site)
     deltas: dict[str, Tensor] = {}
     steps: dict[str, int] = {}
+    first: list[str] = []
     for lane in ask.lanes:
         with _stream(ask, f"lane {lane.slot}", site), _pure_forward(site):
             descent = descend(ask, lane, site)
@@ -175,11 +212,14 @@ def local_work(ask: Ask, site: Site) -> Reply:
                 site.counts[name] = count_labels(site, ask.x, name) if marks else len(site.samples)
         if any(site.counts[name] for name in lane.mixture):
             deltas[lane.slot], steps[lane.slot] = descent.delta, descent.moved
+            known = descent.delta, descent.moved, descent.correction
+            first += [lane.slot] if keep_control(ask, lane.slot, site, *known) else []
     names = {*ask.evaluate, *(name for lane in ask.lanes for name in lane.mixture)}
     return Reply(
         client=site.client.id,
         deltas=deltas,
         steps=steps,
+        first=tuple(first),
         losses=losses,
         samples={name: site.counts[name] for name in sorted(names)},
         held_out=held_out,

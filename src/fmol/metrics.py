@@ -105,6 +105,7 @@ def _all_rows(report: RoundReport) -> Iterator[Row]:
         yield Row(t, "server", "", name, "weight", report.weights.get(name, NAN))
         yield Row(t, "server", "", name, "delta_norm", report.delta_norms.get(name, NAN))
         yield Row(t, "server", "", name, "spread", report.spread.get(name, NAN))
+        yield Row(t, "server", "", name, "extrapolation", report.extrapolation.get(name, NAN))
         yield Row(t, "server", "", name, "missing", float(name in report.missing))
         yield Row(t, "server", "", name, "protected", float(name in report.protected))
         for metric, value in report.held_out.get(name, {}).items():
@@ -115,6 +116,8 @@ def _all_rows(report: RoundReport) -> Iterator[Row]:
         "gap",
         "min_cosine",
         "stationary",
+        "step_norm_squared",
+        "step_min_cosine",
         "scale",
         "held",
         "local_lr",

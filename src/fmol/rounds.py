@@ -57,6 +57,7 @@ class Plan:
         lanes: Sequence[Lane] = (),
         local: LocalConfig | None = None,
         need_losses: bool = False,
+        payload: Mapping[str, Tensor] | None = None,
     ) -> Ask:
         """The message to one client of the cohort."""
         return Ask(
@@ -67,6 +68,7 @@ class Plan:
             local=local,
             evaluate=client.objectives if self.evaluate or need_losses else (),
             held_out=self.held_out and self.evaluate,
+            payload=payload or {},
         )
 
 
@@ -100,6 +102,15 @@ class RoundReport:
     gap: float = NAN
     min_cosine: float = NAN
     stationary: bool = False
+    """These four are of the rule's direction, over the vectors that the rule was given."""
+    step_norm_squared: float = NAN
+    """‖v_t‖² of what was applied, `x_{t+1} = x_t − server_lr · v_t`: the server's step may make more of
+    the rule's direction than the direction itself."""
+    step_min_cosine: float = NAN
+    """min_s cos(Δ_s, v_t) over this round's updates: below zero, what was applied raises some
+    objective, to first order. NaN where there is one update for several objectives."""
+    extrapolation: Mapping[str, float] = field(default_factory=dict)
+    """e_s, by which each update was stretched before the rule; empty where that was not asked for."""
     cosines: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     """Pairwise cosines of the updates, `[S, S]`."""
     spread: Mapping[str, float] = field(default_factory=dict)

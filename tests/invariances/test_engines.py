@@ -26,6 +26,7 @@ from fmol import (
     fit,
     whole_set,
 )
+from fmol.algorithms import Momentum
 from fmol.engines import AutoEngine, VectorizedEngine
 from fmol.engines import lanes as lanes_module
 from fmol.engines.seam import Ask, Reply, Site
@@ -88,6 +89,8 @@ ALGORITHMS: list[Algorithm] = [
     SMGD(batch_size=4),
     FedAvg(local_steps=3, batch_size=4),
     FedAvg({"a": 0.5, "b": 0.0, "c": 2.0}, local_epochs=1, batch_size=4),
+    FSMGDA(local_epochs=1, batch_size=4, drift_correction="scaffold", extrapolate=True),
+    FedAvg(local_steps=3, batch_size=4, drift_correction="scaffold", server_step=Momentum(0.5)),
 ]
 
 

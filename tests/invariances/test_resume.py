@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fmol import FMGDA, FSMGDA, MGD, Alone, FedAvg, RoundReport, fit
+from fmol.algorithms import Adam, Momentum
 from fmol.participation import Number
 from fmol.result import Snapshot
 from fmol.rounds import Algorithm, Checkpoint
@@ -27,6 +28,8 @@ ALGORITHMS: list[Algorithm] = [
     FSMGDA(local_steps=3, batch_size=4, local_lr=lambda t: 0.1 / (1 + t)),
     FMGDA(local_steps=2, on_missing_objective="reuse", normalize="loss"),
     FSMGDA(local_steps=2, batch_size=4, rule=remembering),
+    FSMGDA(local_steps=2, batch_size=4, drift_correction="scaffold", server_step=Momentum(0.5)),
+    FMGDA(local_steps=2, objective_momentum=0.5, server_step=Adam(), server_lr=0.01),
     MGD(0.1),
     FedAvg(local_steps=3, batch_size=4),
     Alone(local_steps=3, batch_size=4),

@@ -7,13 +7,24 @@ from time import perf_counter
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fmol.aggregate import MeanFold
 from fmol.algorithms.descent import step
+from fmol.algorithms.drift import (
+    DriftOptions,
+    control_payload,
+    corrects,
+    follow_controls,
+    room_for_controls,
+)
 from fmol.algorithms.missing import check_arrivals
 from fmol.algorithms.mixture import MIXTURE, MixtureOptions, mixture_lanes, objective_weights
-from fmol.algorithms.options import LocalOptions
+from fmol.algorithms.options import LocalOptions, StepOptions
+from fmol.algorithms.steps import apply_step, room_for_step, stretch
+from fmol.algorithms.trouble import known_trouble, warn_of_trouble
 from fmol.engines.seam import Engine, Transform, Work
+from fmol.federation import Federation
 from fmol.layout import squared_norm
 from fmol.local import local_work
 from fmol.metrics import mean_losses
@@ -23,7 +34,7 @@ __all__ = ["FedAvg"]
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalOptions, MixtureOptions):
+class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
     """Federated averaging: each client descends `Σ_{s∈S_i} w_s f_{s,i}` along one trajectory.
 
     The server moves `x` by `server_lr` times the mean of the clients' accumulated gradients. By
@@ -40,6 +51,12 @@ class FedAvg(LocalOptions, MixtureOptions):
     shares_model: ClassVar[bool] = True
     work: ClassVar[Work] = staticmethod(local_work)
 
+    def init(self, federation: Federation, x: Tensor) -> State:
+        state = super().init(federation, x)
+        warn_of_trouble(self)
+        controls = room_for_controls(self.drift_correction, 1, x)
+        return State(x, {**state.memory, **room_for_step(self.server_step, x), **controls})
+
     def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
         federation, names = engine.federation, engine.federation.names
         weights = objective_weights(self.weights, federation)
@@ -52,22 +69,30 @@ class FedAvg(LocalOptions, MixtureOptions):
                 state.x,
                 lanes=mixture_lanes(client, weights, sum_to_one=False),
                 local=local,
+                payload=control_payload(state.memory, [MIXTURE], [MIXTURE]),
             )
             for client in map(federation.client, plan.cohort)
         ]
         pulled = {name for ask in asks for lane in ask.lanes for name in lane.mixture}
         # The mean over the clients that answered.
-        fold = MeanFold([MIXTURE], state.x, self.weighting)
+        fold = MeanFold([MIXTURE], state.x, self.weighting, steps=corrects(state.memory))
         means, receipt = engine.map(asks, fold, transforms=self.transforms)
         started = perf_counter()
         check_arrivals(means, receipt)
-        x, square = state.x, NAN
+        x, square, applied, factor = state.x, NAN, NAN, 1.0
+        memory = {**state.memory, **follow_controls(state.memory, means)}
         if means.slots:
-            x = step(state.x, means.deltas[0], lr, plan.round)
-            square = squared_norm(means.deltas[0])
+            direction = means.deltas[0]
+            if self.cap is not None:
+                factor = stretch(means.spread[MIXTURE], self.cap)
+                direction = factor * direction
+            vector, kept = apply_step(self.server_step, direction, memory)
+            memory |= kept
+            x = step(state.x, vector, lr, plan.round)
+            square, applied = squared_norm(direction), squared_norm(vector)
         total = sum(weights.values())
         size = len(names)
-        return State(x, state.memory), RoundReport(
+        return State(x, memory), RoundReport(
             round=plan.round,
             cohort=plan.cohort,
             losses=mean_losses(receipt.clients, names, self.weighting),
@@ -79,6 +104,8 @@ class FedAvg(LocalOptions, MixtureOptions):
             silent=receipt.silent,
             held=not means.slots,
             direction_norm_squared=square,
+            step_norm_squared=applied,
+            extrapolation=dict.fromkeys(sorted(pulled), factor) if self.extrapolate else {},
             cosines=torch.full((size, size), NAN),
             local_lr=local.lr,
             server_lr=lr,
@@ -86,5 +113,5 @@ class FedAvg(LocalOptions, MixtureOptions):
             bytes_down=receipt.bytes_down,
             seconds={"clients": receipt.seconds, "server": perf_counter() - started},
             clients=receipt.clients,
-            notes=receipt.notes,
+            notes=(*known_trouble(self), *receipt.notes) if plan.round == 0 else receipt.notes,
         )

@@ -11,10 +11,20 @@ from torch import Tensor
 
 from fmol.aggregate import MeanFold, Means
 from fmol.algorithms.descent import Angles, Direction, find_direction, measure_angles, step
+from fmol.algorithms.drift import (
+    DriftOptions,
+    control_payload,
+    corrects,
+    follow_controls,
+    room_for_controls,
+)
 from fmol.algorithms.missing import Rows, fill_in
 from fmol.algorithms.options import LocalOptions, ServerOptions
+from fmol.algorithms.steps import Pulls, apply_step, least_cosine, prepare
+from fmol.algorithms.trouble import known_trouble
 from fmol.engines.seam import Engine, Lane, LocalConfig
 from fmol.federation import Federation
+from fmol.layout import squared_norm
 from fmol.metrics import mean_losses
 from fmol.options import Count
 from fmol.rounds import NAN, Plan, RoundReport, State
@@ -28,7 +38,7 @@ RULE = "rule."
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSMGDA(LocalOptions, ServerOptions):
+class FSMGDA(LocalOptions, ServerOptions, DriftOptions):
     """Federated stochastic multiple gradient descent averaging.
 
     Each client of the cohort takes `local_steps` minibatch steps on *each of its objectives
@@ -43,6 +53,12 @@ class FSMGDA(LocalOptions, ServerOptions):
     """Samples per local step; None, or at least the client's number, is all of them (FMGDA)."""
     server_lr: Schedule = 0.1
     """η_t, a number or a callable of the round."""
+
+    def init(self, federation: Federation, x: Tensor) -> State:
+        """`x_0`, and room for what is kept of old updates, steps and drift."""
+        state = super().init(federation, x)
+        controls = room_for_controls(self.drift_correction, len(federation.names), x)
+        return State(x, {**state.memory, **controls})
 
     def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
         local = self.local(plan.round, self.batch_size)
@@ -84,57 +100,73 @@ def multiple_gradient_round(
             lanes=[Lane(name, {name: 1.0}) for name in client.objectives],
             local=local,
             need_losses=need_losses,
+            payload=control_payload(state.memory, names, client.objectives),
         )
         for client in map(federation.client, plan.cohort)
     ]
     # 4–5. Δ_s: the mean over the clients that hold s and answered.
-    fold = MeanFold(names, x, options.weighting)
+    fold = MeanFold(names, x, options.weighting, steps=corrects(state.memory))
     means, receipt = engine.map(asks, fold, transforms=options.transforms)
     started = perf_counter()
     losses = mean_losses(receipt.clients, names, options.weighting)
     policy, max_age = options.on_missing_objective, options.reuse_rounds
     rows = fill_in(policy, max_age, state, losses, plan.round, means, receipt)
     protected = _at_target(federation, rows)
-    memory = dict(rows.memory)
-    direction, angles = None, None
+    memory = {**rows.memory, **follow_controls(rows.memory, means)}
+    direction, angles, applied = None, None, {}
+    spread: dict[str, float] = {}
     if rows.names:
         shared = _mask(options.shared, federation, x)
         angles = measure_angles(rows.deltas, shared)
+        spread = _spread(means, angles if options.shared is None else None, rows.names)
         if not rows.hold and len(protected) < len(rows.names):
             # 6. λ of the shortest convex combination of the Δ_s, 7. which is the direction d_t.
             own = {k.removeprefix(RULE): v for k, v in memory.items() if k.startswith(RULE)}
+            pulls = prepare(
+                rows,
+                angles,
+                names,
+                cap=options.cap,
+                beta=options.objective_momentum,
+                spread=spread,
+                shared=shared,
+            )
             direction = find_direction(
-                rows.deltas,
+                pulls.deltas,
                 rows.names,
                 rule=options.rule,
                 normalize=options.normalize,
                 shared=shared,
-                angles=angles,
+                angles=pulls.angles,
                 losses=rows.losses if need_losses else None,
                 protected=torch.tensor([n in protected for n in rows.names]) if protected else None,
                 round=plan.round,
                 memory=own,
             )
             memory |= {f"{RULE}{k}": v for k, v in own.items()}
-            x = step(x, direction.vector, server_lr, plan.round)
+            vector, kept = apply_step(options.server_step, direction.vector, memory)
+            memory |= {**pulls.memory, **kept}
+            x = step(x, vector, server_lr, plan.round)
+            applied = _applied(vector, direction, rows.deltas, pulls, angles, shared)
     report = RoundReport(
         round=plan.round,
         cohort=plan.cohort,
         losses=losses,
         **_described(direction, angles, rows.names, names),
+        **applied,
         missing=rows.missing,
         reused=rows.reused,
         protected=protected,
         refused=receipt.refused,
         silent=receipt.silent,
-        spread=_spread(means, angles if options.shared is None else None, rows.names),
+        spread=spread,
         local_lr=local.lr,
         server_lr=server_lr,
         bytes_up=receipt.bytes_up,
         bytes_down=receipt.bytes_down,
         seconds={"clients": receipt.seconds, "server": perf_counter() - started},
         clients=receipt.clients,
-        notes=receipt.notes,
+        notes=(*known_trouble(options), *receipt.notes) if plan.round == 0 else receipt.notes,
     )
     return State(x, memory), report
 
@@ -152,6 +184,30 @@ def _spread(means: Means, angles: Angles | None, names: tuple[str, ...]) -> dict
         return means.spread
     squares = angles.gramian.diagonal().clamp(min=0).tolist()
     return means.spread_of(dict(zip(names, squares, strict=True)))
+
+
+def _applied(
+    vector: Tensor,
+    direction: Direction,
+    deltas: Tensor,
+    pulls: Pulls,
+    angles: Angles,
+    shared: Tensor | None,
+) -> dict[str, Any]:
+    """The report's fields on what was applied, beside the updates as they came in."""
+    if vector is direction.vector and pulls.deltas is deltas and shared is None:
+        # The paper's step: all of it is in the Gramian, and nothing long is looked at again.
+        square = direction.norm_squared
+        products = angles.gramian @ (direction.weights * direction.scale)
+    else:
+        square = squared_norm(vector)
+        products = (deltas @ vector if shared is None else deltas[:, shared] @ vector[shared]).cpu()
+    length = square if shared is None else squared_norm(vector[shared])
+    return {
+        "step_norm_squared": square,
+        "step_min_cosine": least_cosine(products, angles.norms, length**0.5),
+        "extrapolation": pulls.factors,
+    }
 
 
 def _mask(shared: Any, federation: Federation, x: Tensor) -> Tensor | None:

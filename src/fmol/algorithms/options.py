@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fmol.aggregate import Weighting
 from fmol.algorithms.missing import OnMissing, room_for_reuse
+from fmol.algorithms.steps import Plain, ServerStep, room_for_momenta, room_for_step
+from fmol.algorithms.trouble import warn_of_trouble
 from fmol.engines.seam import LocalConfig, Transform, Work
 from fmol.federation import Federation
 from fmol.local import local_work
@@ -19,7 +21,7 @@ from fmol.rules import MinNorm, Normalize, Rule
 from fmol.rules.seam import check_names
 from fmol.schedules import Schedule, at
 
-__all__ = ["LocalOptions", "ServerOptions"]
+__all__ = ["LocalOptions", "ServerOptions", "StepOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,25 @@ class LocalOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+class StepOptions:
+    """How long the server's step is, and what of older ones is in it."""
+
+    server_step: ServerStep = field(default_factory=Plain)
+    """What the server makes of a direction before it moves: plain, or with options, as in
+    momentum,beta=0.5 or adam,tau=0.001."""
+    extrapolate: bool = False
+    """Takes updates the longer, the more the clients disagree (FedExP), each objective by itself."""
+    extrapolation_cap: Annotated[float, Range(least=1)] = 10.0
+    """How many times as long at most."""
+
+    @property
+    def cap(self) -> float | None:
+        """How many times as long an update may be taken; None where it is taken as it is."""
+        return self.extrapolation_cap if self.extrapolate else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(StepOptions):
     """How the server makes one step of the clients' updates."""
 
     weighting: Weighting = "uniform"
@@ -81,6 +101,8 @@ class ServerOptions:
     near-prior,radius=0.2 or smoothed,rule=upgrad,keep=0.8."""
     normalize: Normalize = "none"
     """What each Δ_s is divided by before the rule: nothing, its length, its loss, or both."""
+    objective_momentum: Annotated[float, Range(least=0, below=1)] = 0.0
+    """How much of an objective's last smoothed update is in the next, before the rule; 0 is none."""
     shared: str | Sequence[str] | None = None
     """Shell-style patterns of the parameters that enter the QP; None is all of them."""
     on_missing_objective: OnMissing = "skip"
@@ -98,8 +120,12 @@ class ServerOptions:
         check_options(self)
 
     def init(self, federation: Federation, x: Tensor) -> State:
-        """`x_0` and, where old updates may be reused, room for them."""
+        """`x_0`, and room for what is kept of old updates and steps."""
         if self.shared is not None:
             federation.layout.matching(self.shared)  # Raises where a pattern matches nothing.
         check_names(self.rule, federation.names)
-        return State(x, room_for_reuse(self.on_missing_objective, len(federation.names), x))
+        warn_of_trouble(self)
+        size = len(federation.names)
+        memory = room_for_reuse(self.on_missing_objective, size, x)
+        memory |= room_for_momenta(self.objective_momentum, size, x)
+        return State(x, memory | room_for_step(self.server_step, x))

@@ -87,6 +87,7 @@ def check_reply(
         reply,
         deltas={k: v for k, v in reply.deltas.items() if k not in slots},
         steps={k: v for k, v in reply.steps.items() if k not in slots},
+        first=tuple(slot for slot in reply.first if slot not in slots),
         losses={k: v for k, v in reply.losses.items() if k not in reasons},
         samples={k: v for k, v in reply.samples.items() if k not in reasons},
         held_out={k: v for k, v in reply.held_out.items() if k not in reasons},
@@ -107,7 +108,7 @@ def message_bytes(ask: Ask) -> int:
 
 def reply_bytes(reply: Reply) -> int:
     """What this reply would weigh on a wire: its tensors, and eight bytes for each number."""
-    numbers = len(reply.losses) + len(reply.samples) + len(reply.steps)
+    numbers = len(reply.losses) + len(reply.samples) + len(reply.steps) + len(reply.first)
     numbers += sum(len(row) for row in reply.held_out.values())
     return _tensor_bytes(*reply.deltas.values(), *reply.extra.values()) + 8 * numbers
 

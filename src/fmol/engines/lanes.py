@@ -380,6 +380,8 @@ class LaneSteps:
     start: Tensor
     lr: Tensor | None = None
     """The step size as a tensor, where it must be one; None is that of `local`."""
+    correction: Tensor | None = None
+    """What is added to every step of each lane, `[L, d]`; None where drift is not corrected."""
 
     def __post_init__(self) -> None:
         self.X = self.start.clone()
@@ -405,6 +407,8 @@ class LaneSteps:
             if moves is not None:
                 moving = torch.where(moves[:, None], moving, self.velocity)
             self.velocity = direction = moving
+        if self.correction is not None:
+            direction = direction + self.correction
         if moves is not None:
             direction = torch.where(moves[:, None], direction, 0)
         self.delta += direction

@@ -36,6 +36,8 @@ class Job:
     ask: Ask
     lane: Lane
     site: Site
+    correction: Tensor | None = None
+    """What is added to every step, `[d]`; None where drift is not corrected."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fmol.layout import FlatModel
 from fmol.objectives import Objective
 
 __all__ = [
+    "CONTROL",
     "OWN_MODEL",
     "Ask",
     "ClientRecord",
@@ -38,6 +39,10 @@ __all__ = [
 
 OWN_MODEL = "own.x"
 """The name under which a client keeps parameters of its own, `[d]`."""
+
+CONTROL = "control."
+"""Before a slot's name: its control variate `[d]`, the mean of all in an ask's payload and a client's
+own in its state."""
 
 ClientState = Mapping[str, Mapping[str, Tensor]]
 """What stays at the clients between rounds: client id → name → tensor."""
@@ -59,6 +64,10 @@ class LocalConfig:
     proximal: float = 0.0
     training: bool = True
     """Whether the model is in training mode; false gives the gradients of the reported losses."""
+
+    def steps_in(self, moved: int) -> int:
+        """How many steps a Δ is the sum of: those that `moved`, or one where it is their mean."""
+        return moved if self.accumulate == "sum" else 1
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,8 @@ class Reply:
     """Slot → Δ `[d]`."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Slot → gradient steps that had a labelled sample, so moved."""
+    first: tuple[str, ...] = ()
+    """Slots whose control variate this client keeps from now on, and had none of before."""
     losses: Mapping[str, float] = field(default_factory=dict)
     """Objective → training loss at `x`."""
     samples: Mapping[str, int] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from torch import Tensor
 from fmol.data import Samples, as_samples
 from fmol.engines.checks import check_reply, client_records, message_bytes, reply_bytes
 from fmol.engines.seam import (
+    CONTROL,
     Ask,
     ClientRecord,
     ClientState,
@@ -105,13 +106,24 @@ class SequentialEngine:
                 raise
             client, limit = site.client, len(site.samples)
             reply, refusals = check_reply(reply, ask, client, self.federation.layout, limit)
-            if refusals:  # What is refused leaves no trace at the client either.
-                self._pending.pop(client.id, None)
-            else:
-                self._pending[client.id] = dict(site.state)
+            self._hold_back(site, reply, refusals)
             if fold is not None:
                 fold.add(reply, ask)
             tally.add(reply, refusals, bytes_up, bytes_down)
+
+    def _hold_back(self, site: Site, reply: Reply, refusals: Sequence[Refusal]) -> None:
+        """Puts aside what a client wants to keep, until the round is committed."""
+        id, kept = site.client.id, dict(site.state)
+        if refusals:
+            # What is refused leaves no trace at the client either. A control variate belongs to one
+            # slot: the server has counted those that were let in, so the client keeps them as well.
+            names = [CONTROL + slot for slot in reply.deltas if CONTROL + slot in kept]
+            own = {name: kept[name] for name in names}
+            kept = {**self._kept.get(id, {}), **own} if own else {}
+        if refusals and not kept:
+            self._pending.pop(id, None)
+        else:
+            self._pending[id] = kept
 
     def _site(self, id: str) -> Site:
         data = self._data.get(id)

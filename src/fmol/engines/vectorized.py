@@ -27,7 +27,7 @@ from fmol.engines.worker import Compile, LaneWorker
 from fmol.evaluation import EVALUATION_BATCH, evaluate
 from fmol.federation import ClientList, Federation
 from fmol.layout import FlatModel
-from fmol.local import count_labels, local_work
+from fmol.local import correction_of, count_labels, keep_control, local_work
 from fmol.objectives import Objective
 from fmol.precision import Precision, products, step_dtype
 
@@ -200,7 +200,12 @@ class VectorizedEngine(SequentialEngine):
             for ask in chunk:
                 own, site, parts = mine[ask.client], sites[ask.client], known[ask.client]
                 moved = {slot: rows.moved[own[slot]] for slot in parts["deltas"]}
-                reply = Reply(client=ask.client, steps=moved, seconds=seconds, **parts)
+                first = tuple(
+                    slot
+                    for slot, delta in (parts["deltas"].items() if ask.payload else ())
+                    if keep_control(ask, slot, site, delta, moved[slot], jobs[own[slot]].correction)
+                )
+                reply = Reply(client=ask.client, steps=moved, first=first, seconds=seconds, **parts)
                 replies[ask.client] = self._let_in(reply, ask, site, own, rows, transforms, tally)
             if fold is not None:
                 _fold(fold, chunk, jobs, rows, replies, one_by_one=bool(transforms))
@@ -231,10 +236,7 @@ class VectorizedEngine(SequentialEngine):
         finite = () if transforms else [slot for slot, i in mine.items() if rows.finite[i]]
         layout, limit = self.federation.layout, len(site.samples)
         reply, refusals = check_reply(reply, ask, site.client, layout, limit, finite)
-        if refusals:  # What is refused leaves no trace at the client either.
-            self._pending.pop(ask.client, None)
-        else:
-            self._pending[ask.client] = dict(site.state)
+        self._hold_back(site, reply, refusals)
         norms = None
         if not transforms:
             norms = {slot: math.sqrt(rows.squares[mine[slot]]) for slot in reply.deltas}
@@ -246,7 +248,11 @@ class VectorizedEngine(SequentialEngine):
     ) -> list[Job]:
         """The lanes of some asks, in their order; with `local` in place of what they are told."""
         told = chunk if local is None else [replace(ask, local=local) for ask in chunk]
-        return [Job(ask, lane, sites[ask.client]) for ask in told for lane in ask.lanes]
+        return [
+            Job(ask, lane, site, correction_of(ask, lane.slot, site))
+            for ask, site in ((ask, sites[ask.client]) for ask in told)
+            for lane in ask.lanes
+        ]
 
     def _pool_for(self, sites: Mapping[str, Site]) -> Pool | None:
         """The clients' samples in one place; None where they are not tensors of one kind."""
@@ -324,7 +330,8 @@ class VectorizedEngine(SequentialEngine):
 
     def _probe(self, ask: Ask) -> str | None:
         site = self._site_of(ask)
-        reason = why_not_batched(ask, site, self._gradients, self._single_losses)
+        with products("fp32", self.device):  # What is rounded would hide what is different.
+            reason = why_not_batched(ask, site, self._gradients, self._single_losses)
         for worker in self._workers:
             worker.single_losses = bool(self._single_losses)
         return reason
@@ -530,4 +537,9 @@ def _fold(
         most = max(reply.samples.get(name, 0) for name in job.lane.mixture)
         weights.append(float(most) if let_in else 0.0)
     squares = [s if f else 0.0 for s, f in zip(rows.squares, rows.finite, strict=True)]
-    add_rows([job.lane.slot for job in jobs], deltas, weights, rows.moved, squares)
+    slots, local = [job.lane.slot for job in jobs], jobs[0].ask.local
+    drift: tuple[Any, ...] = ()
+    if local is not None and any(job.correction is not None for job in jobs):
+        parts = [local.steps_in(moved) for moved in rows.moved]
+        drift = parts, [job.lane.slot in replies[job.ask.client].first for job in jobs]
+    add_rows(slots, deltas, weights, rows.moved, squares, *drift)

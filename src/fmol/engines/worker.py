@@ -94,12 +94,13 @@ class LaneWorker:
             starts = first.x.to(self.device).expand(len(jobs), -1)
         else:
             starts = torch.stack([job.ask.x.to(self.device) for job in jobs])
+        correction = _corrections(jobs, starts)
         self.model.module.train(local.training)
         name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
         device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         try:
             with device, rng.torch_stream(self.device, self._seed, *name):
-                delta, moved = self._take(schedule, pulls, local, starts, pool)
+                delta, moved = self._take(schedule, pulls, local, starts, pool, correction)
         finally:
             self.model.module.train()
         if local.accumulate == "mean":
@@ -121,6 +122,7 @@ class LaneWorker:
         local: LocalConfig,
         starts: Tensor,
         pool: Pool,
+        correction: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         shape = (
             tuple(starts.shape),
@@ -132,11 +134,13 @@ class LaneWorker:
         self._uses[shape] = self._uses.get(shape, 0) + 1
 
         def by_itself(source: Pool | Stage = pool) -> LaneSteps:
-            steps = LaneSteps(self.gradients, pulls, local, starts)
+            steps = LaneSteps(self.gradients, pulls, local, starts, correction=correction)
             walk(steps, schedule, source)
             return steps
 
-        if self.device.type != "cuda" or self._draws or self.single_losses:
+        # A graph has no buffer for corrections, which are others in every round.
+        corrected = correction is not None
+        if self.device.type != "cuda" or self._draws or self.single_losses or corrected:
             steps = by_itself()
             return steps.delta, steps.moved
         stage = None
@@ -236,6 +240,14 @@ class LaneWorker:
                 logger.info(note)
                 self._note(note)
         return self._graphs[shape]
+
+
+def _corrections(jobs: Sequence[Job], starts: Tensor) -> Tensor | None:
+    """What is added to every step of each job, `[L, d]`; None where drift is not corrected."""
+    if all(job.correction is None for job in jobs):
+        return None
+    none = torch.zeros_like(starts[0])
+    return torch.stack([none if j.correction is None else j.correction.to(none) for j in jobs])
 
 
 def stage_bytes(schedule: Schedule, pool: Pool) -> int:
