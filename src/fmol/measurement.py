@@ -8,9 +8,10 @@ from numbers import Integral
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from fmol import rng
-from fmol.aggregate import MeanFold, gramian
+from fmol.aggregate import MeanFold, Means, Weighting, gramian
 from fmol.data import Samples, as_samples
 from fmol.engines.seam import Ask, ClientRecord, Engine, Lane, LocalConfig, Receipt, Refusal
 from fmol.evaluation import EVALUATION_BATCH
@@ -21,7 +22,7 @@ from fmol.metrics import mean_held_out, mean_losses
 from fmol.minnorm import min_norm
 from fmol.rounds import NAN, Algorithm, RoundReport, State
 
-__all__ = ["Evaluation", "Measurement"]
+__all__ = ["Evaluation", "Measurement", "choose_panel", "measure_gradients"]
 
 EVALUATE_ALL_UP_TO = 1000
 
@@ -55,7 +56,7 @@ class Measurement:
     ) -> None:
         self._federation, self._algorithm, self._engine = federation, algorithm, engine
         self._seed = seed
-        self._panel, self.evaluated = _panel(federation, seed, evaluate)
+        self._panel, self.evaluated = choose_panel(federation, seed, evaluate)
         """Who is evaluated (None is whoever takes part), and the same in words."""
         self._held_out: Samples | None = None
         self._model: FlatModel | None = None
@@ -125,22 +126,10 @@ class Measurement:
 
     def with_true_gradients(self, report: RoundReport, state: State) -> RoundReport:
         """The report with `‖d̄_t‖²` and `‖d*_t‖²`: λ of the round, and the best λ, on ∇f_s(x_t)."""
-        names, x = self._federation.names, state.x
         clients = sorted(self._panel) if self._panel is not None else report.cohort
-        asks = [
-            Ask(
-                client=client,
-                round=report.round,
-                x=x,
-                lanes=tuple(
-                    Lane(name, {name: 1.0}) for name in self._federation.client(client).objectives
-                ),
-                local=LocalConfig(lr=0.0, steps=1, training=False),
-            )
-            for client in clients
-        ]
-        fold = MeanFold(names, x, self._algorithm.weighting)
-        gradients, receipt = self._engine.map(asks, fold)
+        gradients, receipt = measure_gradients(
+            self._engine, clients, state.x, self._algorithm.weighting, report.round
+        )
         report = replace(report, refused=report.refused + receipt.refused)
         if not gradients.slots:
             return report
@@ -156,7 +145,27 @@ class Measurement:
         )
 
 
-def _panel(
+def measure_gradients(
+    engine: Engine, clients: Sequence[str], x: Tensor, weighting: Weighting, round: int = 0
+) -> tuple[Means, Receipt]:
+    """∇f_s(x), the means over `clients` that hold s of their gradients on all their data, in evaluation
+    mode; and what happened on the way."""
+    federation = engine.federation
+    asks = [
+        Ask(
+            client=client,
+            round=round,
+            x=x,
+            lanes=tuple(Lane(name, {name: 1.0}) for name in federation.client(client).objectives),
+            local=LocalConfig(lr=0.0, steps=1, training=False),
+        )
+        for client in clients
+    ]
+    gradients, receipt = engine.map(asks, MeanFold(federation.names, x, weighting))
+    return gradients, receipt
+
+
+def choose_panel(
     federation: Federation, seed: int, evaluate: str | int | None
 ) -> tuple[frozenset[str] | None, str]:
     """Who is evaluated, None for whoever takes part, and that in words."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from fmol.metrics import Row, conflict_rate
 from fmol.portrait import portray
 from fmol.record import RunRecord
 from fmol.rounds import Algorithm, Checkpoint, RoundReport, State
+
+if TYPE_CHECKING:
+    from fmol.stationarity import Stationarity
 
 __all__ = ["Result", "Snapshot"]
 
@@ -84,6 +87,27 @@ class Result:
         below = (self.losses <= loss).T.tolist()
         first = [each.index(True) if True in each else None for each in below]
         return dict(zip(self.federation.names, first, strict=True))
+
+    def stationarity(self, **options: Any) -> Stationarity:
+        """How far the trained model is from Pareto stationarity, with true gradients.
+
+        `options` are those of `fmol.stationarity.stationarity`, as `engine` and `device`.
+
+        >>> from fmol import FMGDA, fit
+        >>> from fmol.problems.quadratic import Quadratic
+        >>> result = fit(Quadratic().build(), FMGDA(local_steps=5, local_lr=0.1), rounds=40)
+        >>> result.stationarity().relative < 0.1
+        True
+        """
+        from fmol.stationarity import stationarity
+
+        if not self.algorithm.shares_model:
+            raise ValueError(
+                f"{type(self.algorithm).__name__} has no model of all at which gradients could be "
+                "taken. Ask for `stationarity(federation, result.client_model(…))` of one client's."
+            )
+        given = {"weighting": self.algorithm.weighting, "seed": self.seed, **options}
+        return stationarity(self.federation, self.state.x, **given)
 
     def record(self, name: str = "") -> RunRecord:
         """The run as numbers and words, without model and data: what reports are made of."""

@@ -22,7 +22,7 @@ from fmol.participation import Everyone, Participation
 from fmol.result import Result, Snapshot
 from fmol.rounds import NAN, Algorithm, Checkpoint, Plan, RoundReport, State
 
-__all__ = ["Callback", "fit"]
+__all__ = ["Callback", "fit", "read_vector"]
 
 logger = logging.getLogger("fmol")
 
@@ -78,7 +78,7 @@ def fit(
     participation = participation or Everyone()
     machine = make_engine(engine, federation, seed=seed, device=device)
     measurement = Measurement(federation, algorithm, machine, seed, evaluate)
-    state = algorithm.init(federation, _start(federation, start).to(machine.device))
+    state = algorithm.init(federation, read_vector(federation, start).to(machine.device))
     reports: list[RoundReport] = []
     if resume is not None:
         _check_resume(resume, state, seed, start)
@@ -227,39 +227,42 @@ def _unmeasured(report: RoundReport) -> RoundReport:
     return replace(report, losses=dict.fromkeys(report.losses, NAN))
 
 
-def _start(
-    federation: Federation, start: nn.Module | Mapping[str, Tensor] | Tensor | None
+def read_vector(
+    federation: Federation,
+    start: nn.Module | Mapping[str, Tensor] | Tensor | None,
+    option: str = "start",
 ) -> Tensor:
-    """`x_0` `[d]`: the federation's own parameters, or those of another model of the same shape."""
+    """`x` `[d]`: the federation's own parameters, or those of another model of the same shape.
+
+    `option` is what the caller was given them as, for errors.
+    """
     layout = federation.layout
     if isinstance(start, Tensor):
         if start.shape != (layout.size,):
             raise ValueError(
-                f"`start` has shape {list(start.shape)} and the model has {layout.size} trainable "
+                f"`{option}` has shape {list(start.shape)} and the model has {layout.size} trainable "
                 "parameters. Pass a vector of that length, a module, or a state dict."
             )
-        return _finite(start.detach().to(layout.dtype).clone())
+        return _finite(start.detach().to(layout.dtype).clone(), option)
     source = federation.model if start is None else start
     if not isinstance(source, nn.Module | Mapping):
         raise ValueError(
-            f"`start` is a {type(source).__name__}. Pass a module, a state dict or a vector [d]."
+            f"`{option}` is a {type(source).__name__}. Pass a module, a state dict or a vector [d]."
         )
     named = dict(source.named_parameters()) if isinstance(source, nn.Module) else dict(source)
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in named or tuple(named[name].shape) != shape:
             seen = list(named[name].shape) if name in named else "nothing"
             raise ValueError(
-                f"`start` has {seen} for parameter `{name}`, where the federation's model has "
+                f"`{option}` has {seen} for parameter `{name}`, where the federation's model has "
                 f"{list(shape)}. Start from a model of the same architecture."
             )
-    return _finite(layout.flatten(named))
+    return _finite(layout.flatten(named), option)
 
 
-def _finite(x: Tensor) -> Tensor:
+def _finite(x: Tensor, option: str) -> Tensor:
     if not bool(torch.isfinite(x).all()):
-        raise ValueError(
-            "the parameters that training would start from are not finite. Start from others."
-        )
+        raise ValueError(f"the parameters in `{option}` are not finite. Give others.")
     return x
 
 

@@ -15,6 +15,7 @@ from fmol.engines.seam import ClientRecord
 from fmol.grouping import RunGroup, algorithm_name, group_records
 from fmol.metrics import conflict, conflict_rate
 from fmol.record import RunRecord
+from fmol.report.front import build_front
 from fmol.rounds import RoundReport
 
 __all__ = ["build_payload"]
@@ -50,7 +51,11 @@ Payload = dict[str, Any]
 
 
 def build_payload(
-    records: Sequence[RunRecord], *, title: str | None = None, alone: RunRecord | None = None
+    records: Sequence[RunRecord],
+    *,
+    title: str | None = None,
+    alone: RunRecord | None = None,
+    front: Mapping[str, Any] | None = None,
 ) -> Payload:
     """All that the page draws, as dicts, lists, numbers and text; None where nothing was measured."""
     if not records:
@@ -84,6 +89,7 @@ def build_payload(
         "runs": runs,
         "groups": [{"label": each.label, "runs": list(each.members)} for each in groups],
         "alone": _alone(records, alone, names),
+        "front": build_front(groups, names, front),
     }
 
 

@@ -152,6 +152,7 @@ function part(id, title, build) {
 }
 buildTop();
 part("overview", "At a glance", headline);
+if (data.front) part("front", "What can be traded", tradeOffs);
 part("losses", "Losses", losses);
 part("direction", "Weights and direction", direction);
 part("shape", "Objectives against one another", () =>
