@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -38,13 +38,21 @@ class EngineFactory(Protocol):
 ALL_CUDA = "cuda:all"
 """All CUDA devices of this machine, the lanes divided among them."""
 
-EngineName = Literal["auto", "sequential", "vectorized"]
+EngineName = Literal["auto", "sequential", "vectorized", "flower"]
 """What an engine is called in files and flags."""
+
+
+def _flower(federation: Federation, **options: Any) -> Engine:
+    from fmol.flower import FlowerEngine  # Where it is used: flwr is no part of the core.
+
+    return FlowerEngine(federation, **options)
+
 
 BUILT_IN: dict[str, Callable[..., Engine]] = {
     "auto": AutoEngine,
     "sequential": SequentialEngine,
     "vectorized": VectorizedEngine,
+    "flower": _flower,
 }
 
 
