@@ -1,4 +1,4 @@
-"""One round of FSMGDA by every engine, by a plain loop, by `vmap` and by JAX, side by side in one run.
+"""One round of FSMGDA by every engine, a plain loop, `vmap`, Flower and JAX, side by side in one run.
 
     python benchmarks/engines.py [--device cuda] [--only lenet-10-16 …] [--growth] [--out results.json]
 
@@ -37,11 +37,14 @@ from fmol import Federation
 from fmol.engines import BUILT_IN, make_engine
 from fmol.rounds import Plan
 
-OURS = ("sequential", "vectorized", "compiled", "auto")
-"""Engines of fmol; `compiled` is the vectorized one whose steps are compiled in its first round."""
-NAMES = ("plain", "sequential", "vmap", "vectorized", "compiled", "auto", "jax")
+OURS = ("sequential", "vectorized", "compiled", "auto", "flower")
+"""Engines of fmol; `compiled` is the vectorized one whose steps are compiled in its first round, and
+`flower` Flower's simulation with Ray's processes."""
+NAMES = ("plain", "sequential", "vmap", "vectorized", "compiled", "auto", "flower", "jax")
 WARM_STEPS = 50
 """Local steps before the vectorized engine is as fast as it gets: it records what is repeated."""
+WARM_ROUNDS = 18
+"""On a GPU, rounds before it is: a graph is checked at its first, second, fourth, … use."""
 PATIENCE = 20.0
 """Seconds of warming up, and of timed rounds, after which one is not asked for more."""
 TOLERANCE = {"fp32": 1e-2, "tf32": 1e-1}
@@ -63,6 +66,8 @@ def ours(
     options: dict[str, Any] = {"precision": precision}
     if name in ("vectorized", "compiled"):
         options["compile"] = "always" if name == "compiled" else "never"
+    if name == "flower":
+        options["backend"] = "ray"
     kind = "vectorized" if name == "compiled" else name
     engine = make_engine(partial(BUILT_IN[kind], **options), federation, seed=SEED, device=device)
     algorithm = workload.algorithm()
@@ -167,6 +172,8 @@ def _first(
         row["failed"] = f"off by {row['difference']:.1e}"
         return {"row": row}, right
     warm = -(-WARM_STEPS // workload.steps) if name in ("vectorized", "compiled", "auto") else 0
+    if warm and device.type == "cuda":
+        warm = max(warm, WARM_ROUNDS)
     begun = time.perf_counter()
     for t in range(1, 1 + warm):
         if time.perf_counter() - begun > PATIENCE:
@@ -322,7 +329,12 @@ def main() -> None:
         if "jax" in names and importlib.util.find_spec("jax") is None:
             names.remove("jax")
             left_out.append("jax, which is not installed")
-        left_out.append("Flower's simulation, for which nothing is written here")
+        if "flower" in names and device.type == "cuda":
+            names.remove("flower")
+            left_out.append("Flower's simulation, which here computes on CPUs alone")
+        elif "flower" in names and not all(map(importlib.util.find_spec, ("flwr", "ray"))):
+            names.remove("flower")
+            left_out.append("Flower's simulation, which is not installed")
         rows: dict[str, Any] = {}
         for workload in known:
             if options.only and workload.name not in options.only:

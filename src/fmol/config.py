@@ -6,6 +6,7 @@ and its text a value. Everything that is wrong is said at once.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import tomllib
@@ -18,7 +19,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
 
-from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedAvg
+from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Adam, Alone, FedAvg, Momentum, Plain
+from fmol.algorithms.steps import ServerStep
 from fmol.engines import ALL_CUDA, Compile, EngineName, resolve_device
 from fmol.federation import Federation
 from fmol.options import (
@@ -94,6 +96,7 @@ CHOICES: Choices = {
         "smoothed": Smoothed,
         "torchjd": TorchJD,
     },
+    ServerStep: {"plain": Plain, "momentum": Momentum, "adam": Adam},
     Participation: {
         "everyone": Everyone,
         "fraction": Fraction,
@@ -106,7 +109,10 @@ CHOICES: Choices = {
 TABLES = ("problem", "algorithm")
 PREFIX = "problem_"
 """Before the flag of a problem's option whose own name is taken: `--problem-seed`."""
-TAKEN = frozenset({*TABLES, "out", "quiet", "grid", "jobs", "anyway", "help"})
+TAKEN = frozenset(
+    {*TABLES, "out", "quiet", "grid", "jobs", "anyway", "help"}
+    | {"points", "method", "reference", "seeds", "measure"}
+)
 """Flags that are no options of anything."""
 
 
@@ -119,16 +125,19 @@ class RunOptions:
     seed: Annotated[int, Range(least=0)] = 0
     """What batches, cohorts and everything else random in training are drawn from."""
     engine: EngineName = "sequential"
-    """How clients compute: one after the other, all lanes side by side, or the faster of the two."""
+    """How clients compute: one after the other, all lanes side by side, the faster of the two, or as
+    nodes of a Flower simulation."""
     device: str = "auto"
     """A device as torch names it; auto is the first CUDA device, or the CPU where there is none, and
     cuda:all divides the lanes among all of them."""
     precision: Precision = "fp32"
     """How finely local steps compute products: in full, or rounded, which is faster on a GPU."""
     compile: Compile = "auto"
-    """When the vectorized engine compiles steps for a GPU: if it pays within the run, at once, never."""
+    """When the vectorized engine compiles steps for a GPU: if it pays in this run, always, or never."""
     lanes_in_flight: Literal["auto"] | Count = "auto"
     """How many lanes the vectorized engine steps at a time; auto is as many as fit into memory."""
+    flower_backend: Literal["thread", "ray"] = "thread"
+    """Where the engine flower runs its clients: in this process, or in processes that Ray starts."""
     participation: Participation = field(default_factory=Everyone)
     """Who takes part in a round: everyone, or a fraction, number or stratified with its options."""
     evaluate: Literal["all", "cohort"] | Count | None = None
@@ -158,10 +167,14 @@ class RunOptions:
         found = _device_problems(self.device)
         if found:
             return found
-        if self.device == ALL_CUDA and self.engine == "sequential":
+        if self.device == ALL_CUDA and self.engine in ("sequential", "flower"):
             found.append(
-                f"`device` is {ALL_CUDA}, and the sequential engine computes on one device. Set "
+                f"`device` is {ALL_CUDA}, and the {self.engine} engine computes on one device. Set "
                 "`engine` to vectorized or auto."
+            )
+        if self.engine == "flower" and importlib.util.find_spec("flwr") is None:
+            found.append(
+                '`engine` is flower, which needs flwr. Install it with: pip install "fmol[flower]".'
             )
         try:
             check_precision(self.precision, resolve_device(self.device))

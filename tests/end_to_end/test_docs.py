@@ -39,6 +39,8 @@ def test_the_code_of_a_page_runs_in_order_and_prints_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """```python blocks share one namespace; a ```text block right after one is what it prints."""
+    if page.name == "flower.md":
+        pytest.importorskip("flwr", reason='needs flwr: pip install "fmol[flower]"')
     monkeypatch.chdir(tmp_path)  # A page may write a report where its reader works.
     namespace: dict[str, object] = {"__name__": page.stem}
     printed: str | None = None

@@ -15,7 +15,8 @@ RUN_WITHOUT = """
 import importlib.abc, sys
 
 EXTRAS = {"pandas", "sklearn", "scipy", "matplotlib", "hypothesis", "pytest", "click", "safetensors",
-          "tensorboard", "mlflow", "PIL", "rich", "playwright", "torchjd", "quadprog"}
+          "tensorboard", "mlflow", "PIL", "rich", "playwright", "torchjd", "quadprog",
+          "flwr", "ray"}
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):

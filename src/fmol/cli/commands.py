@@ -24,12 +24,23 @@ from fmol.cli.tables import compare_table, summary_lines
 from fmol.config import ALGORITHMS, Config, ConfigError, read_config, read_file
 from fmol.errors import FmolError
 from fmol.federation import Federation
+from fmol.front import (
+    METHODS,
+    front_records,
+    front_table,
+    read_front_options,
+    train_front,
+    write_front_figure,
+)
+from fmol.front.result import RESULTS as FRONT
 from fmol.listeners import Progress
 from fmol.problems import ProblemError
 from fmol.rates import CASES, measure_rates, rates_table, write_figure
 from fmol.rates.measuring import RESULTS
 from fmol.record import RunRecord
 from fmol.report import write_report
+from fmol.reproduce import EXPERIMENTS, missing_data, reproduce
+from fmol.reproduce.text import experiment_lines, outcome_lines
 from fmol.runs import RunError, RunFolder, resume, start
 from fmol.runs.folder import find_runs, new_folder
 from fmol.runs.training import StoppedError
@@ -215,6 +226,7 @@ def sweep(
     """
     console = Console(quiet)
     tables = _tables(problem)
+    tables.pop("front", None)
     combinations = read_grid(tables.pop("sweep", {}), grid, console.say)
     flags = ConfigCommand.flags(ctx) | ({} if is_file(problem) else {"problem": problem})
     with console:
@@ -225,6 +237,68 @@ def sweep(
         console.print(f"report: {write_report(folder / 'comparison.html', records)}")
     if failed:
         raise RunError(f"{len(failed)} of {len(combinations)} runs failed: {', '.join(failed)}.")
+
+
+@fmol.command(cls=ConfigCommand)
+@click.argument("problem", type=ProblemType())
+@algorithm_option
+@click.option(
+    "--method",
+    multiple=True,
+    metavar="NAME",
+    help=f"How preferences are trained: {', '.join(METHODS)}; repeat for several. The rule's own "
+    "options stand behind commas, as near-prior,radius=0.2.  [weights]",
+)
+@click.option(
+    "--points", metavar="NUMBER", help="Preferences.  [11 for two objectives, 15 for three]"
+)
+@click.option("--seeds", metavar="NUMBER", help="Seeds for each, from --seed on.  [1]")
+@click.option(
+    "--measure",
+    metavar="NAME",
+    help="What is compared: loss, held-out-loss, or a held-out metric by its name.  [loss]",
+)
+@click.option(
+    "--reference",
+    metavar="OBJECTIVE=VALUE,…",
+    help="The worst values that still count, or one for all: what hypervolume is measured up to.",
+)
+@click.option("--out", type=FOLDER, help="The front's folder.  [a new one under runs/]")
+@quiet_option
+@click.pass_context
+def front(
+    ctx: click.Context,
+    /,
+    problem: str,
+    algorithm: str,
+    out: Path | None,
+    quiet: bool,
+    **asked: Any,
+) -> None:
+    """Trains a model for each of many preferences on PROBLEM, and shows what can be traded for what.
+
+    With --engine vectorized all of them are trained side by side. Started again with the same --out,
+    finished points are kept and unfinished ones go on. Also `[front]` in a file.
+    """
+    console = Console(quiet)
+    tables = _tables(problem)
+    tables.pop("sweep", None)
+    options = read_front_options(tables.pop("front", {}), asked)
+    flags = ConfigCommand.flags(ctx) | ({} if is_file(problem) else {"problem": problem})
+    with console:
+        folder, found = train_front(
+            tables,
+            flags,
+            options,
+            out=out,
+            command=shlex.join(["fmol", *sys.argv[1:]]),
+            watch=console.watch,
+            say=console.say,
+            complain=console.complain,
+        )
+    page = write_report(folder / "front.html", front_records(folder, found), front=found.summary())
+    console.print(*front_table(found), f"results: {folder / FRONT}", f"report: {page}")
+    console.print(*(f"figure: {path}" for path in write_front_figure(folder, found)))
 
 
 @fmol.command()
@@ -249,6 +323,68 @@ def rates(out: Path, small: bool, seeds: int | None, cases: Sequence[str], quiet
     result = measure_rates(small=small, seeds=seeds, cases=cases or None, out=out, say=console.say)
     console.print(*rates_table(result), f"results: {out / RESULTS}")
     console.print(*(f"figure: {path}" for path in write_figure(out, result)))
+
+
+@fmol.command("reproduce")
+@click.argument("name", required=False, type=click.Choice(list(EXPERIMENTS)))
+@click.option("--all", "everything", is_flag=True, help="Every experiment, one after the other.")
+@click.option("--list", "listed", is_flag=True, help="Says what there is and what each takes.")
+@click.option("--small", is_flag=True, help="Fewer runs of smaller problems: a first look.")
+@click.option("--seeds", type=click.IntRange(min=1), help="Runs of each setting.")
+@click.option(
+    "--engine", type=click.Choice(["auto", "sequential", "vectorized"]), default="auto",
+    show_default=True, help="How clients compute.",
+)  # fmt: skip
+@click.option("--device", default="auto", show_default=True, help="As torch names it, or auto.")
+@data_option
+@click.option(
+    "--out",
+    type=FOLDER,
+    default=Path("reproduce"),
+    show_default=True,
+    help="A folder in it for each experiment; runs that are there already are not run again.",
+)
+@quiet_option
+def reproduce_command(
+    name: str | None,
+    everything: bool,
+    listed: bool,
+    small: bool,
+    seeds: int | None,
+    engine: str,
+    device: str,
+    data_dir: Path | None,
+    out: Path,
+    quiet: bool,
+) -> None:
+    """Runs an experiment of the paper and puts its numbers beside ours."""
+    console = Console(quiet)
+    if listed:
+        console.print(*experiment_lines())
+        return
+    if (name is None) == (not everything):
+        raise click.UsageError("name one experiment, or give --all; --list says which there are.")
+    with console:
+        for each in list(EXPERIMENTS) if everything else [str(name)]:
+            experiment = EXPERIMENTS[each]
+            lacking = missing_data(experiment, small, data_dir)
+            if everything and lacking:
+                console.print(
+                    f"{each}: left out, since the data of {', '.join(lacking)} are not found"
+                )
+                continue
+            found = reproduce(
+                experiment,
+                out / each,
+                small=small,
+                seeds=seeds,
+                engine=engine,
+                device=device,
+                data_dir=None if data_dir is None else str(data_dir),
+                watch=console.watch,
+                say=console.say,
+            )
+            console.print(*outcome_lines(found))
 
 
 @fmol.command()
@@ -379,7 +515,8 @@ def _tables(problem: str) -> dict[str, Any]:
 
 def _config(problem: str, flags: dict[str, str]) -> Config:
     tables = _tables(problem)
-    tables.pop("sweep", None)
+    for other in ("sweep", "front"):  # Commands of their own read them.
+        tables.pop(other, None)
     return read_config(tables, flags if is_file(problem) else {**flags, "problem": problem})
 
 

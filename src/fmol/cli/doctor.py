@@ -29,6 +29,8 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),
     "torchjd": ("torchjd", "qpsolvers", "quadprog"),
+    "moocore": ("moocore",),
+    "flower": ("flwr", "ray"),
 }
 """Extra → the modules it brings."""
 

@@ -82,8 +82,8 @@ class Shoppers:
     """What makes a customer group, and so a client: region, source of traffic or kind of visitor."""
     min_group: Annotated[int, Range(least=10)] = 200
     """Groups with fewer sessions than this are merged into one client called `other`."""
-    assignment: Literal["all", "subsets"] = "subsets"
-    """Every objective at every client, or at each the two in which its group stands out most."""
+    assignment: Literal["all", "one-each", "subsets"] = "subsets"
+    """Every objective at every client, or at each the one or two in which its group stands out most."""
     width: Count = 32
     """Units in each of the two hidden layers."""
     test_share: Annotated[float, Range(least=0.01, below=0.9)] = 0.2
@@ -121,7 +121,7 @@ class Shoppers:
         held = (
             all_objectives(OBJECTIVES, len(groups))
             if self.assignment == "all"
-            else _outstanding(standard(raw), train)
+            else _outstanding(standard(raw), train, 1 if self.assignment == "one-each" else 2)
         )
         goals = tensor(targets)
         clients = make_clients(inputs, goals, train, held, prefix=f"{self.group}-")
@@ -204,19 +204,28 @@ def _split(
     return train, test
 
 
-def _outstanding(standardised: Numbers, train: Mapping[str, Indices]) -> list[tuple[str, ...]]:
-    """For each group the two objectives whose targets differ most from those of all sessions.
+def _outstanding(
+    standardised: Numbers, train: Mapping[str, Indices], count: int
+) -> list[tuple[str, ...]]:
+    """For each group the `count` objectives whose targets differ most from those of all sessions.
 
-    What nobody would hold goes to the group that stands out most in it.
+    What nobody would hold goes to the group that stands out most in it; with one each, to such a
+    group that gives up what another has too.
     """
     # [M, S]: how many deviations a group's mean is from that of all. Relative to the other groups',
     # or the objective in which groups differ most would be everyone's.
     distance = np.abs(np.stack([standardised[rows].mean(0) for rows in train.values()]))
     distance /= np.maximum(distance.mean(0), 1e-12)
-    held = [set(np.argsort(-row, kind="stable")[:2].tolist()) for row in distance]
+    held = [set(np.argsort(-row, kind="stable")[:count].tolist()) for row in distance]
     for s in range(len(OBJECTIVES)):
-        if not any(s in mine for mine in held):
+        if any(s in mine for mine in held):
+            continue
+        if count > 1:
             held[int(distance[:, s].argmax())].add(s)
+            continue
+        free = [m for m, mine in enumerate(held) if sum(mine == other for other in held) > 1]
+        if free:
+            held[max(free, key=lambda m: float(distance[m, s]))] = {s}
     return [tuple(OBJECTIVES[s] for s in sorted(mine)) for mine in held]
 
 

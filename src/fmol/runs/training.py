@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fmol.algorithms.trouble import known_trouble
 from fmol.config import Config, RunOptions, read_config, read_file
 from fmol.engines import (
     AutoEngine,
@@ -57,22 +58,25 @@ def start(
     out: str | Path,
     *,
     command: str = "",
+    federation: Federation | None = None,
     watch: Watch | None = None,
     say: Say = logger.info,
 ) -> Result:
     """The result of the run that `config` says, written into the new folder `out`.
 
     The folder holds config and environment before training begins. Interrupted, it writes a
-    checkpoint and raises `StoppedError`; `resume(out)` goes on from there.
+    checkpoint and raises `StoppedError`; `resume(out)` goes on from there. `federation` is what
+    `config.build()` gives, where that has been called already.
     """
     folder = RunFolder(out)
     if folder.path.exists():
         with writing(folder):
             folder = RunFolder.create(out)  # Says what is wrong before anything is built.
-    for note in config.notes:
+    for note in (*config.notes, *known_trouble(config.algorithm_options)):
         say(note)
-    say(f"building the problem {config.problem}")
-    federation = config.build()
+    if federation is None:
+        say(f"building the problem {config.problem}")
+        federation = config.build()
     with writing(folder):
         folder = RunFolder.create(out)
         write_whole(folder.config, config.to_toml())
@@ -147,11 +151,13 @@ def train(
     anyway: bool = False,
     watch: Watch | None = None,
     say: Say = logger.info,
+    engine: EngineFactory | None = None,
 ) -> Result:
     """The result of training into `folder`, from its last good checkpoint if it has one.
 
     `config` is what was asked for, by which a later resume tells whether it goes on with the same
-    run; `toml` takes the place of the folder's config file, unless it is empty.
+    run; `toml` takes the place of the folder's config file, unless it is empty, and `engine` that of
+    the engine that `options` name.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -190,7 +196,7 @@ def train(
             algorithm,
             options.rounds,
             options.seed,
-            _engine(folder, options, environment, say),
+            engine or _engine(folder, options, environment, say),
             device,
             participation=options.participation,
             evaluate=options.evaluate,
@@ -375,6 +381,10 @@ def _engine(
     """The engine; where it is chosen by measuring, the choice of the first stretch is kept."""
     if options.engine == "sequential":
         return partial(SequentialEngine, precision=options.precision)
+    if options.engine == "flower":
+        from fmol.flower import FlowerEngine
+
+        return partial(FlowerEngine, precision=options.precision, backend=options.flower_backend)
     side_by_side: dict[str, Any] = {
         "precision": options.precision,
         "compile": options.compile,

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["Slope", "fit_slope"]
+__all__ = ["Slope", "fit_slope", "student"]
 
 T_QUANTILES = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -17,6 +17,11 @@ T_QUANTILES = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 """97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; of the normal, 1.960, beyond."""
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t with so many degrees of freedom."""
+    return T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.960
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,5 @@ def fit_slope(
     mean, seeds = float(slopes.mean()), len(slopes)
     if seeds == 1:
         return Slope(mean, -math.inf, math.inf, 1)
-    quantile = T_QUANTILES[seeds - 2] if seeds - 2 < len(T_QUANTILES) else 1.960
-    half = quantile * float(slopes.std(ddof=1)) / math.sqrt(seeds)
+    half = student(seeds - 1) * float(slopes.std(ddof=1)) / math.sqrt(seeds)
     return Slope(mean, mean - half, mean + half, seeds)

@@ -1,0 +1,103 @@
+"""Federated against centralised after as many gradient steps (the paper's figure 2 a)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+
+from fmol.reproduce.digits import READING, TASKS, accuracies, algorithm, digits, finals, named
+from fmol.reproduce.experiment import Claim, Experiment, Outcome, Place, Records, Size, Table, Trial
+from fmol.reproduce.numbers import final_loss
+
+__all__ = ["CENTRALISED"]
+
+PAIRS = {"fmgda": "mgd", "fsmgda": "smgd"}
+BATCH = 16
+
+
+def _steps(size: Size) -> tuple[int, ...]:
+    return (1, 5) if size.small else (1, 5, 10, 20)
+
+
+def _trials(size: Size, done: Records) -> Sequence[Trial]:
+    rounds, trials = 40 if size.small else 100, []
+    for k in _steps(size):
+        for seed in range(size.seeds):
+            problem = digits(size, "iid", samples=256, seed=seed)
+            federated = {"fmgda": {}, "fsmgda": {"batch_size": BATCH}}
+            central = {"mgd": {}, "smgd": {"batch_size": BATCH}}
+            for kind, options in federated.items():
+                told = algorithm(kind, local_steps=k, **options)
+                tables = {"rounds": rounds, "seed": seed, "problem": problem, "algorithm": told}
+                trials.append(Trial(named(kind, f"k{k}", seed=seed), tables))
+            for kind, options in central.items():
+                told = {"name": kind, "server_lr": 0.1, **options}
+                # One iteration is one round here: K × T of them, measured as often as the others.
+                tables = {
+                    "rounds": k * rounds, "evaluate_every": k,
+                    "seed": seed, "problem": problem, "algorithm": told,
+                }  # fmt: skip
+                trials.append(Trial(named(kind, f"k{k}", seed=seed), tables))
+    return trials
+
+
+def _conclude(size: Size, records: Records, place: Place) -> Outcome:
+    columns = ("loss L", "loss R", "accuracy L", "accuracy R")
+    tables = [
+        Table(
+            f"K = {k}, after the last round",
+            columns,
+            {
+                kind.upper(): [
+                    *finals(records, size, kind, f"k{k}"),
+                    *accuracies(records, size, kind, f"k{k}"),
+                ]
+                for pair in PAIRS.items()
+                for kind in pair
+            },
+        )
+        for k in _steps(size)
+    ]
+    claims = []
+    for federated, central in PAIRS.items():
+        ratios = {k: _ratio(records, size, federated, central, k) for k in _steps(size)}
+        text = ", ".join(f"K = {k}: {ratio:.2f}" for k, ratio in ratios.items())
+        if federated == "fmgda":
+            claims.append(
+                Claim(
+                    "FMGDA and MGD end near one another",
+                    all(0.5 < ratio < 2 for ratio in ratios.values()),
+                    f"FMGDA's loss is so many times MGD's (geometric mean): {text}",
+                )
+            )
+        else:
+            claims.append(
+                Claim(
+                    "FSMGDA ends slightly worse than SMGD",
+                    all(1 < ratio < 3 for ratio in ratios.values()),
+                    f"FSMGDA's loss is so many times SMGD's (geometric mean): {text}",
+                )
+            )
+    return Outcome(tables, claims)
+
+
+def _ratio(records: Records, size: Size, federated: str, central: str, k: int) -> float:
+    logs = [
+        log(max(final_loss(records[named(federated, f"k{k}", seed=s)], task), 1e-12))
+        - log(max(final_loss(records[named(central, f"k{k}", seed=s)], task), 1e-12))
+        for s in range(size.seeds)
+        for task in TASKS
+    ]
+    return exp(sum(logs) / len(logs))
+
+
+CENTRALISED = Experiment(
+    "centralised",
+    "FMGDA against MGD, FSMGDA against SMGD (figure 2 a)",
+    READING
+    + f" T rounds of K local steps beside K × T iterations with all data in one place; SMGD draws "
+    f"{BATCH} samples of each client, as FSMGDA does. Local and central step size 0.1.",
+    (_trials,),
+    _conclude,
+    data=("multimnist",),
+)

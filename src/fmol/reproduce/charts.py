@@ -1,0 +1,110 @@
+"""Figures of an experiment: panels of curves, and radar charts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fmol.figures import DASHES, OKABE_ITO, house_style, new_figure, save_figure, set_log_scale
+from fmol.reproduce.experiment import Outcome, Panel, Radar
+
+__all__ = ["write_charts"]
+
+MANY_AXES = 16
+"""From so many objectives on, their names are set along the rays."""
+
+
+def write_charts(
+    folder: Path, outcome: Outcome, formats: Sequence[str] = ("png", "svg")
+) -> list[Path]:
+    """The files written: `curves` and `radar` in each format, where there is something to draw."""
+    written: list[Path] = []
+    with house_style("reproduce"):
+        if outcome.panels:
+            written += save_figure(_draw_panels(outcome.panels), folder, "curves", formats)
+        if outcome.radars:
+            written += save_figure(_draw_radars(outcome.radars), folder, "radar", formats)
+    return written
+
+
+def _draw_panels(panels: Sequence[Panel]) -> Any:
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = new_figure(3.8 * columns, 3.1 * rows)
+    grid = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for axes, panel in zip(grid, panels, strict=False):
+        _draw_panel(axes, panel)
+    for unused in grid[len(panels) :]:
+        unused.remove()
+    return figure
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    drawn: list[float] = []
+    for look, line in enumerate(panel.lines):
+        # Runs that reached their target ended there: beyond the shortest there is no mean.
+        length = min(len(row) for row in line.y)
+        values = np.array([list(row[:length]) for row in line.y], dtype=float)
+        if panel.log:
+            values = np.where(values > 0, values, np.nan)
+        x = np.asarray(line.x[:length], dtype=float)
+        mean = np.exp(np.log(values).mean(0)) if panel.log else values.mean(0)
+        colour = OKABE_ITO[look % len(OKABE_ITO)]
+        axes.plot(x, mean, color=colour, ls=DASHES[look % len(DASHES)], label=line.label)
+        if len(values) > 1:
+            low, high = values.min(0), values.max(0)
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+        drawn += values[np.isfinite(values)].tolist()
+    if panel.log and drawn:
+        set_log_scale(axes, min(drawn), max(drawn))
+    axes.set_title(panel.title, loc="left")
+    axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
+    axes.legend()
+
+
+def _draw_radars(radars: Sequence[Radar]) -> Any:
+    columns = min(2, len(radars))
+    rows = math.ceil(len(radars) / columns)
+    side = 5.6 if max(len(radar.axes) for radar in radars) >= MANY_AXES else 4.2
+    figure = new_figure(side * columns, (side + 0.5) * rows)
+    grid = list(
+        figure.subplots(rows, columns, squeeze=False, subplot_kw={"projection": "polar"}).ravel()
+    )
+    for axes, radar in zip(grid, radars, strict=False):
+        _draw_radar(axes, radar)
+    for unused in grid[len(radars) :]:
+        unused.remove()
+    return figure
+
+
+def _draw_radar(axes: Any, radar: Radar) -> None:
+    angles = np.linspace(0, 2 * np.pi, len(radar.axes), endpoint=False)
+    closed = np.append(angles, angles[0])
+    for look, (label, values) in enumerate(radar.rings.items()):
+        ring = np.array([*values, values[0]], dtype=float)
+        colour = OKABE_ITO[look % len(OKABE_ITO)]
+        axes.plot(closed, ring, color=colour, ls=DASHES[look % len(DASHES)], label=label)
+    axes.set_theta_offset(np.pi / 2)
+    axes.set_theta_direction(-1)
+    axes.set_xticks(angles)
+    many = len(radar.axes) >= MANY_AXES
+    axes.set_xticklabels([] if many else [name.replace("_", " ") for name in radar.axes])
+    top = max(value for values in radar.rings.values() for value in values if math.isfinite(value))
+    axes.set_ylim(0, 1.05 * top)
+    axes.set_rlabel_position(90 / max(len(radar.axes), 1))
+    axes.tick_params(labelsize=7)
+    if many:
+        for angle, name in zip(angles, radar.axes, strict=True):
+            turn = 90 - math.degrees(angle)
+            flip = angle > np.pi
+            axes.text(
+                angle, 1.09 * top, name.replace("_", " "),
+                rotation=turn + 180 if flip else turn, rotation_mode="anchor",
+                ha="right" if flip else "left", va="center", fontsize=6.5,
+            )  # fmt: skip
+    axes.set_title(radar.title, pad=58 if many else 16)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16 if many else -0.08), ncols=2)

@@ -1,0 +1,94 @@
+"""How many clients (appendix)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fmol.reproduce.digits import (
+    LABELS,
+    READING,
+    TASKS,
+    accuracies,
+    algorithm,
+    curves,
+    digits,
+    finals,
+    named,
+)
+from fmol.reproduce.experiment import Claim, Experiment, Outcome, Place, Records, Size, Table, Trial
+from fmol.reproduce.numbers import losses_over_rounds
+
+__all__ = ["CLIENTS"]
+
+COUNTS = (5, 10, 30)
+PAIRS_IN_ALL = 30_000
+"""Of digits of 60 000 images, two a pair; each client has its share."""
+
+
+def _partitions(size: Size) -> tuple[str, ...]:
+    return ("iid", "left-shards") if size.small else ("iid", "left-shards", "both-shards")
+
+
+def _trials(size: Size, done: Records) -> Sequence[Trial]:
+    return [
+        Trial(
+            named(partition, f"m{count}", seed=seed),
+            {
+                "rounds": 40 if size.small else 100,
+                "seed": seed,
+                "problem": digits(
+                    size,
+                    partition,
+                    clients=count,
+                    samples=(3000 if size.small else PAIRS_IN_ALL) // count,
+                    seed=seed,
+                ),
+                "algorithm": algorithm("fsmgda", local_steps=10, batch_size=64),
+            },
+        )
+        for partition in _partitions(size)
+        for count in COUNTS
+        for seed in range(size.seeds)
+    ]
+
+
+def _conclude(size: Size, records: Records, place: Place) -> Outcome:
+    tables, claims, panels = [], [], []
+    for partition in _partitions(size):
+        rows = {
+            f"M = {count}": [
+                *finals(records, size, partition, f"m{count}"),
+                *accuracies(records, size, partition, f"m{count}"),
+            ]
+            for count in COUNTS
+        }
+        columns = ("loss L", "loss R", "accuracy L", "accuracy R")
+        tables.append(Table(f"after the last round, {LABELS[partition]}", columns, rows))
+        settings = {f"M = {count}": (partition, f"m{count}") for count in COUNTS}
+        panels += [curves(records, size, LABELS[partition], settings, task) for task in TASKS]
+        falls = {}
+        for count in COUNTS:
+            runs = [records[named(partition, f"m{count}", seed=s)] for s in range(size.seeds)]
+            losses = [losses_over_rounds(run, task) for run in runs for task in TASKS]
+            falls[count] = max(each[-1] / each[0] for each in losses)
+        claims.append(
+            Claim(
+                f"FSMGDA converges with 5, 10 and 30 clients ({LABELS[partition]})",
+                all(fall < 0.5 for fall in falls.values()),
+                "the last loss is at most so many times the first: "
+                + ", ".join(f"M = {count} {fall:.3f}" for count, fall in falls.items()),
+            )
+        )
+    return Outcome(tables, claims, panels)
+
+
+CLIENTS = Experiment(
+    "clients",
+    "5, 10 and 30 clients (appendix)",
+    READING
+    + " Here the clients share 30 000 pairs (60 000/(2M) each), with batches of 64 and K = 10 "
+    "gradient steps.",
+    (_trials,),
+    _conclude,
+    data=("multimnist",),
+)

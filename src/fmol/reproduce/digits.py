@@ -1,0 +1,83 @@
+"""What the experiments with two digits share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fmol.reproduce.experiment import Cell, Line, Panel, Records, Size
+from fmol.reproduce.numbers import final_loss, final_metric, losses_over_rounds
+
+__all__ = [
+    "LABELS",
+    "READING",
+    "TASKS",
+    "accuracies",
+    "algorithm",
+    "curves",
+    "digits",
+    "finals",
+    "named",
+]
+
+TASKS = {"left": "L", "right": "R"}
+LABELS = {
+    "iid": "i.i.d.",
+    "left-shards": "two left labels a client",
+    "both-shards": "two labels of each digit a client",
+}
+READING = (
+    "MultiMNIST with 256 pairs a client and LeNet, which the paper does not name. Non-i.i.d. means "
+    "at most two labels a client, of the left digit or of both: the paper does not say of which. "
+    "Losses are those of the global model over all clients. The small version takes scikit-learn's "
+    "digits and a network without convolutions."
+)
+
+
+def digits(size: Size, partition: str, **options: Any) -> dict[str, Any]:
+    """The problem: MultiMNIST, or its small likeness that needs no file."""
+    if size.small:
+        return {"name": "multidigits", "partition": partition, **options}
+    return {"name": "multimnist", "partition": partition, **options}
+
+
+def algorithm(name: str, **options: Any) -> dict[str, Any]:
+    """FSMGDA and its like with the paper's step sizes, where nothing else is said."""
+    return {"name": name, "local_lr": 0.1, "server_lr": 0.1, **options}
+
+
+def named(*parts: object, seed: int) -> str:
+    """A trial's name of what it is of: `iid-k5-seed0`."""
+    return "-".join([*map(str, parts), f"seed{seed}"])
+
+
+def finals(records: Records, size: Size, *parts: object) -> list[Cell]:
+    """The trained models' losses, a cell for each task."""
+    runs = [records[named(*parts, seed=seed)] for seed in range(size.seeds)]
+    return [Cell(tuple(final_loss(run, task) for run in runs)) for task in TASKS]
+
+
+def accuracies(records: Records, size: Size, *parts: object) -> list[Cell]:
+    """The trained models' accuracy on held-out pairs, a cell for each task."""
+    runs = [records[named(*parts, seed=seed)] for seed in range(size.seeds)]
+    return [Cell(tuple(final_metric(run, task, "accuracy") for run in runs)) for task in TASKS]
+
+
+def curves(
+    records: Records,
+    size: Size,
+    title: str,
+    settings: Mapping[str, tuple[object, ...]],
+    task: str,
+    scale: Mapping[str, float] | None = None,
+    xlabel: str = "communication rounds",
+) -> Panel:
+    """A task's loss over the rounds, a line for each setting; `scale` stretches a line's rounds."""
+    lines = []
+    for label, parts in settings.items():
+        runs = [records[named(*parts, seed=seed)] for seed in range(size.seeds)]
+        losses = [losses_over_rounds(run, task) for run in runs]
+        each = 1.0 if scale is None else scale[label]
+        x = [each * t for t in range(max(map(len, losses)))]
+        lines.append(Line(label, x, losses))
+    return Panel(f"{title}, task {TASKS[task]}", xlabel, "training loss", lines)

@@ -1,0 +1,167 @@
+"""What an experiment is: the runs it takes, and what they come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from fmol.record import RunRecord
+from fmol.theory.slopes import student
+
+__all__ = [
+    "Cell",
+    "Claim",
+    "Experiment",
+    "Line",
+    "Outcome",
+    "Panel",
+    "Place",
+    "Radar",
+    "Records",
+    "Size",
+    "Table",
+    "Trial",
+]
+
+Records = Mapping[str, RunRecord]
+"""The runs that are done, by their trial's name."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run: all of it or a first look, and with how many seeds."""
+
+    small: bool
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an experiment writes, and whom it tells how far it is."""
+
+    folder: Path
+    say: Callable[[str], None] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: its name within the experiment, and its options as a config file has them."""
+
+    name: str
+    tables: Mapping[str, Any]
+
+
+# ---- what comes out ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number for each seed, infinite where it was never reached, and the paper's."""
+
+    values: tuple[float, ...]
+    paper: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values) if self.values else math.nan
+
+    @property
+    def half_width(self) -> float:
+        """Half of the 95 % interval of the mean; infinite for a single seed."""
+        if len(self.values) < 2 or not all(map(math.isfinite, self.values)):
+            return math.inf
+        return student(len(self.values) - 1) * stdev(self.values) / math.sqrt(len(self.values))
+
+    def __str__(self) -> str:
+        reached = [value for value in self.values if math.isfinite(value)]
+        if not reached:
+            text = "never"
+        elif len(reached) < len(self.values):
+            text = f"{fmean(reached):.3g} in {len(reached)} of {len(self.values)}"
+        else:
+            text = f"{self.mean:.3g}"
+            if math.isfinite(self.half_width):
+                text += f" ± {self.half_width:.2g}"
+        return text if self.paper is None else f"{text} [{self.paper:g}]"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers by row and column; the paper's are in brackets."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that the numbers bear out, or do not."""
+
+    text: str
+    holds: bool
+    evidence: str
+    whose: Literal["paper", "ours"] = "paper"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A number over another, once for each seed: `y` is `[seeds][points]`."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines with axes in common."""
+
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: Sequence[Line]
+    log: bool = True
+
+
+@dataclass(frozen=True)
+class Radar:
+    """A closed line for each setting, over the objectives."""
+
+    title: str
+    axes: tuple[str, ...]
+    rings: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that an experiment came to."""
+
+    tables: Sequence[Table] = ()
+    claims: Sequence[Claim] = ()
+    panels: Sequence[Panel] = ()
+    radars: Sequence[Radar] = ()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment of the paper, or one beside it."""
+
+    name: str
+    title: str
+    reading: str
+    """How what the paper leaves open was read."""
+    stages: Sequence[Callable[[Size, Records], Sequence[Trial]]] = field(repr=False)
+    """Each gives runs, seeing those of the stages before it: tuning comes before what is tuned."""
+    conclude: Callable[[Size, Records, Place], Outcome] = field(repr=False)
+    seeds: int = 3
+    small_seeds: int = 2
+    cost: str = ""
+    """How long it takes, as measured: small on two CPU cores, and in full."""
+    data: tuple[str, ...] = ()
+    """Problems whose data the full version reads."""
+    small_data: tuple[str, ...] = ()

@@ -1,0 +1,53 @@
+"""Numbers of runs: when a loss was reached, where it ended, how it went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fmol.record import RunRecord
+
+__all__ = ["final_loss", "final_metric", "losses_over_rounds", "mean_log_loss", "rounds_until"]
+
+
+def losses_over_rounds(record: RunRecord, objective: str) -> list[float]:
+    """The training loss at `x_0, x_1, …`, the trained model's last."""
+    losses = [report.losses[objective] for report in record.reports]
+    if record.final is not None and record.final.round == len(record.reports):
+        losses.append(record.final.losses[objective])
+    return losses
+
+
+def rounds_until(record: RunRecord, objective: str, target: float) -> float:
+    """After how many rounds the loss is at or below `target` for the first time; else infinite."""
+    for rounds, loss in enumerate(losses_over_rounds(record, objective)):
+        if loss <= target:
+            return float(rounds)
+    return math.inf
+
+
+def final_loss(record: RunRecord, objective: str) -> float:
+    """The trained model's training loss; infinite where it is not a number."""
+    loss = losses_over_rounds(record, objective)[-1]
+    return math.inf if math.isnan(loss) else loss
+
+
+def final_metric(record: RunRecord, objective: str, metric: str) -> float:
+    """A metric of the trained model on held-out data; NaN where it was not measured."""
+    if record.final is None:
+        return math.nan
+    return record.final.held_out.get(objective, {}).get(metric, math.nan)
+
+
+def mean_log_loss(record: RunRecord, objectives: Sequence[str]) -> float:
+    """The mean over rounds and objectives of the losses' logarithms: how low a curve lies.
+
+    One number for a whole curve on logarithmic axes, which the last round alone is not.
+    """
+    logs = [
+        math.log(max(loss, 1e-12))
+        for name in objectives
+        for loss in losses_over_rounds(record, name)
+        if math.isfinite(loss)
+    ]
+    return sum(logs) / len(logs) if logs else math.inf

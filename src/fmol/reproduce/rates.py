@@ -1,0 +1,59 @@
+"""Table 1: measured slopes beside the theory's."""
+
+from __future__ import annotations
+
+from fmol.rates import measure_rates
+from fmol.rates.figure import write_figure
+from fmol.reproduce.experiment import (
+    Cell,
+    Claim,
+    Experiment,
+    Outcome,
+    Place,
+    Records,
+    Size,
+    Table,
+)
+from fmol.theory.slopes import Slope
+
+__all__ = ["RATES"]
+
+TOLERANCE = 0.15
+"""How far, relative to it, a slope may be from the theory's."""
+
+
+def _conclude(size: Size, records: Records, place: Place) -> Outcome:
+    result = measure_rates(small=size.small, seeds=size.seeds, out=place.folder, say=place.say)
+    write_figure(place.folder, result)
+    rows, claims = {}, []
+    for case in result.cases:
+        slope, expected = result.slope(case.name), result.expected(case.name)
+        rows[case.title] = [Cell((slope.value,), expected)]
+        if expected is not None and case.rate:
+            claims.append(
+                Claim(
+                    f"{case.title}: {case.rate}",
+                    _near(slope, expected),
+                    f"slope {slope}, theory {expected:.4g}",
+                )
+            )
+    table = Table("slope of the measure [theory's]", ("slope",), rows)
+    return Outcome([table], claims)
+
+
+def _near(slope: Slope, expected: float) -> bool:
+    """Whether it falls as fast as theory says, or faster than that by a little."""
+    return abs(slope.value - expected) <= TOLERANCE * abs(expected)
+
+
+RATES = Experiment(
+    "rates",
+    "Convergence rates (Table 1)",
+    "Every T is a run of its own with the corollary's step sizes for that T, on quadratics and on "
+    "sums of waves whose constants are known; batches grow where the corollary needs it. "
+    "`fmol rates` is the same by itself, and docs/theory.md explains it.",
+    (),
+    _conclude,
+    seeds=5,
+    small_seeds=3,
+)
