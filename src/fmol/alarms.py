@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from fmol.federation import Population
+from fmol.rules import Fixed
 
 if TYPE_CHECKING:
     from fmol.rounds import RoundReport
@@ -43,14 +44,14 @@ def find_alarms(
 ) -> tuple[Alarm, ...]:
     """The alarms that stand after the last of `reports`; only the last few are looked at.
 
-    Stall and starvation are for algorithms that choose weights, those with an option `normalize`; a
-    fixed weighting can do neither by itself.
+    Stall and starvation are for algorithms that choose weights, those with an option `normalize`;
+    under weights that somebody fixed they are what was asked for.
     """
     if not reports:
         return ()
     alarms = [alarm for name in reports[-1].losses if (alarm := _refused(reports, name))]
     normalize = getattr(algorithm, "normalize", None)
-    if normalize is None:
+    if normalize is None or isinstance(getattr(algorithm, "rule", None), Fixed):
         return tuple(alarms)
     for name in reports[-1].weights:
         for find in (_stall, _starvation):

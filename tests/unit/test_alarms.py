@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from fmol import FMGDA, Client, FedAvg, Federation, Objective, fit
 from fmol.alarms import find_alarms
 from fmol.federation import ClientList
+from fmol.problems.quadratic import Quadratic
 from fmol.rounds import RoundReport
-from fmol.rules import Fixed
+from fmol.rules import Context, Fixed
 from support import federation
 
 
@@ -186,7 +187,10 @@ def test_a_starving_objective_is_found_in_a_real_run() -> None:
 
     objectives = [bowl(0), Objective("b", away)]
     problem = Federation(Point([3.0, 0.0]), objectives, [Client("c", (zeros, targets), ("a", "b"))])
-    rule = Fixed({"a": 1.0, "b": 0.0})
+
+    def rule(gramian: Tensor, context: Context) -> Tensor:
+        return torch.tensor([1.0, 0.0], dtype=torch.float64)
+
     result = fit(problem, FMGDA(local_steps=1, server_lr=0.05, rule=rule), rounds=25)
     assert result.reports[18].alarms == ()
     (alarm,) = result.reports[-1].alarms
@@ -255,3 +259,11 @@ def test_an_objective_whose_updates_are_all_refused_raises_an_alarm_that_says_wh
         assert (alarm.kind, alarm.objective, alarm.since) == ("refused", "c", 0)
         assert "client `c1`" in alarm.message
         assert "non-finite" in alarm.message
+
+
+def test_weights_that_somebody_fixed_neither_stall_nor_starve() -> None:
+    problem = Quadratic(objectives=2).build()
+    weights = Fixed({problem.names[0]: 1.0, problem.names[1]: 0.0})
+    fixed = fit(problem, FMGDA(local_steps=1, rule=weights), rounds=30, device="cpu")
+    assert fixed.reports[-1].weights[problem.names[1]] == 0
+    assert not any(report.alarms for report in fixed.reports)

@@ -70,7 +70,8 @@ class SharedEngine(VectorizedEngine):
         note = f"lanes were stepped side by side with those of {len(seats) - 1} other runs"
         for seat in seats:
             seat.taken = (first, steps)
-            seat.seconds, seat.notes = share, (note, *dict.fromkeys(self._notes))
+            told = () if seat.told else (note,)  # Once is enough.
+            seat.seconds, seat.notes, seat.told = share, (*told, *dict.fromkeys(self._notes)), True
 
     def room(self, seats: Sequence[Seat]) -> int:
         """How many of these runs, from the first on, have lanes that fit into memory together."""
@@ -96,12 +97,12 @@ class SharedEngine(VectorizedEngine):
                 result, receipt = self.map(*arguments, **named)
         finally:
             self._taken = seat.taken = None
-        if not seat.notes:
+        if not seat.seconds:
             return result, receipt
         receipt = replace(
             receipt, seconds=receipt.seconds + seat.seconds, notes=(*receipt.notes, *seat.notes)
         )
-        seat.notes = ()
+        seat.notes, seat.seconds = (), 0.0
         return result, receipt
 
     def _descend(self, jobs: Sequence[Job], pool: Pool) -> Any:
@@ -137,6 +138,8 @@ class Seat:
     taken: tuple[Mapping[int, int], Any] | None = None
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    told: bool = False
+    """Whether the run has been told that it is stepped beside others."""
     stop: BaseException | None = None
     """What ends the run at its next question."""
     ended: bool = False

@@ -106,5 +106,5 @@ def _draw_radar(axes: Any, radar: Radar) -> None:
                 rotation=turn + 180 if flip else turn, rotation_mode="anchor",
                 ha="right" if flip else "left", va="center", fontsize=6.5,
             )  # fmt: skip
-    axes.set_title(radar.title, pad=58 if many else 16)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16 if many else -0.08), ncols=2)
+    axes.set_title(radar.title, pad=92 if many else 16)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.27 if many else -0.08), ncols=4)
