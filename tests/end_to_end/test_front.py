@@ -31,8 +31,8 @@ from fmol.front.result import FrontPoint
 from fmol.problems.quadratic import Quadratic
 from fmol.report import build_report
 from fmol.report.data import build_payload
-from fmol.runs import RunError, RunFolder, train
-from fmol.runs.training import StoppedError
+from fmol.runs import RunError, RunFolder
+from fmol.runs.training import StoppedError, train_config
 
 SMALL: dict[str, Any] = {"clients": 4, "samples": 8}
 
@@ -176,14 +176,14 @@ def test_interrupted_it_goes_on_to_the_same_front(engine: str, tmp_path: Path) -
 def test_a_point_that_fails_is_said_and_the_others_stand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, said = train, list[str]()
+    real, said = train_config, list[str]()
 
     def failing(folder: RunFolder, *arguments: Any, **named: Any) -> Any:
         if "-1-" in folder.path.name:
             raise RunError("no room")
         return real(folder, *arguments, **named)
 
-    monkeypatch.setattr(front_training, "train", failing)
+    monkeypatch.setattr(front_training, "train_config", failing)
     with pytest.raises(RunError, match="1 of 3 points failed: weights-1-seed0"):
         train_front(
             tables(rounds=2), {}, FrontOptions(points=3), out=tmp_path, complain=said.append

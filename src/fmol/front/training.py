@@ -17,7 +17,6 @@ from fmol.engines import all_devices, make_engine, resolve_device
 from fmol.engines.seam import Engine
 from fmol.errors import FmolError
 from fmol.federation import Federation
-from fmol.files import write_whole
 from fmol.front.lockstep import SharedEngine, run_in_lockstep
 from fmol.front.options import FrontOptions
 from fmol.front.preferences import (
@@ -30,10 +29,10 @@ from fmol.front.result import RESULTS, Front, FrontPoint, read_reference, write_
 from fmol.front.table import point_label
 from fmol.record import RunRecord
 from fmol.result import Result
-from fmol.runs import RunError, RunFolder, train
+from fmol.runs import RunError, RunFolder
 from fmol.runs.folder import new_folder
 from fmol.runs.identity import changed_keys
-from fmol.runs.training import Say, StoppedError, Watch, writing
+from fmol.runs.training import Say, StoppedError, Watch, train_config
 from fmol.stationarity import measure_stationarity
 from fmol.tradeoffs import load_moocore
 from fmol.training import read_vector
@@ -246,31 +245,15 @@ def _train_one(
     engine: Engine | None = None,
 ) -> Result:
     """The result of a point's run, gone on with where it was begun."""
-    folder, config = run.folder, run.config
-    with writing(folder):
-        if not folder.config.is_file():
-            folder = RunFolder.create(folder.path)
-        write_whole(folder.config, config.to_toml())
-        lock = folder.take_lock()
-    try:
-        with lock:
-            return train(
-                folder,
-                federation,
-                config.algorithm_options,
-                config.run,
-                config=config.tables,
-                command=command,
-                notes=config.notes,
-                watch=watch,
-                say=say,
-                engine=None if engine is None else lambda *_, **__: engine,
-            )
-    except StoppedError:
-        raise
-    except BaseException:
-        folder.remove_if_empty()
-        raise
+    return train_config(
+        run.folder,
+        run.config,
+        federation,
+        command=command,
+        watch=watch,
+        say=say,
+        engine=None if engine is None else lambda *_, **__: engine,
+    )
 
 
 def _train_together(

@@ -38,7 +38,7 @@ from fmol.runs.identity import changed_keys, changed_versions, fingerprint, vers
 from fmol.runs.metrics_log import MetricsLog, read_metrics
 from fmol.training import Callback, fit
 
-__all__ = ["StoppedError", "resume", "start", "train"]
+__all__ = ["StoppedError", "resume", "start", "train", "train_config"]
 
 logger = logging.getLogger("fmol")
 
@@ -77,8 +77,26 @@ def start(
     if federation is None:
         say(f"building the problem {config.problem}")
         federation = config.build()
+    return train_config(folder, config, federation, command=command, watch=watch, say=say)
+
+
+def train_config(
+    folder: RunFolder,
+    config: Config,
+    federation: Federation,
+    *,
+    command: str = "",
+    watch: Watch | None = None,
+    say: Say = logger.info,
+    engine: EngineFactory | None = None,
+) -> Result:
+    """The result of `config` with what it builds, begun in `folder` or gone on with there.
+
+    `engine` is another than the config names, where several runs share one.
+    """
     with writing(folder):
-        folder = RunFolder.create(out)
+        if not folder.config.is_file():
+            folder = RunFolder.create(folder.path)
         write_whole(folder.config, config.to_toml())
         lock = folder.take_lock()
     try:
@@ -93,6 +111,7 @@ def start(
                 notes=config.notes,
                 watch=watch,
                 say=say,
+                engine=engine,
             )
     except StoppedError:
         raise

@@ -153,32 +153,7 @@ function drawScatter(what, width, look, exporting) {
       ],
     };
   };
-  let at = -1;
-  return {
-    svg,
-    clear,
-    probe(x, y) {
-      let best = null,
-        near = 40;
-      for (const place of places) {
-        const far = Math.hypot(place.x - x, place.y - y);
-        if (far < near) {
-          near = far;
-          best = place;
-        }
-      }
-      if (!best) {
-        clear();
-        return null;
-      }
-      return show(best);
-    },
-    step(by) {
-      if (!places.length) return null;
-      at = (at + by + places.length) % places.length;
-      return show(places[at]);
-    },
-  };
+  return byPlace(svg, places, show, clear);
 }
 
 function frontCard() {

@@ -1011,6 +1011,11 @@ function drawPaths(what, width, look, exporting) {
       ],
     };
   };
+  return byPlace(svg, places, show, clear);
+}
+
+/** A chart of places that can be pointed at, or gone through one by one; `show` says what is there. */
+function byPlace(svg, places, show, clear) {
   let at = -1;
   return {
     svg,
