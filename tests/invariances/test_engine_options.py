@@ -110,6 +110,44 @@ def test_bf16_steps_differ_from_full_ones_and_come_near_them(engine: Any) -> Non
     assert flat(rough.model).dtype == torch.float32
 
 
+def test_convolutions_are_rounded_too_where_steps_are() -> None:
+    """Behind a linear layer, whose output is narrow already, and with nothing else to round."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(6, 6),
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 3, 2),
+        nn.Flatten(),
+        nn.Linear(6, 2),
+    )
+    generator = torch.Generator().manual_seed(1)
+    clients = [
+        Client(
+            f"c{i}",
+            (torch.randn(8, 6, generator=generator), torch.randn(8, 2, generator=generator)),
+            ("a", "b"),
+        )
+        for i in range(3)
+    ]
+    objectives = [Objective("a", squared_error(0)), Objective("b", squared_error(1))]
+    problem = Federation(net, objectives, clients)
+    seen: list[torch.dtype] = []
+    real = torch.conv2d
+
+    def spy(input: Tensor, *arguments: Any) -> Tensor:
+        seen.append(input.dtype)
+        return real(input, *arguments)
+
+    engine = partial(VectorizedEngine, precision="bf16")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "conv2d", spy)
+        rough = fit(problem, FSMGDA(local_steps=2, batch_size=4), 2, device="cpu", engine=engine)
+    assert not any("one by one" in note for report in rough.reports for note in report.notes)
+    assert torch.bfloat16 in seen
+    full = fit(problem, FSMGDA(local_steps=2, batch_size=4), 2, device="cpu")
+    assert relative(flat(rough.model), flat(full.model)) < 2e-2
+
+
 def test_losses_are_reported_in_full_whatever_steps_are_computed_in() -> None:
     problem = single_precision()
     full = fit(problem, FSMGDA(local_steps=1), rounds=1, device="cpu")

@@ -62,6 +62,11 @@ def _conv2d_call(
     """The arguments of a convolution that can be written as one product per lane, else None."""
     if groups != 1 or isinstance(padding, str) or input.dim() != 4:
         return None
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):  # Which would have narrowed them, had it been asked.
+        dtype = torch.get_autocast_dtype(kind)
+        input, weight = input.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
     return input, weight, bias, _pair(stride), _pair(padding), _pair(dilation)
 
 
