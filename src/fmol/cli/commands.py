@@ -328,7 +328,12 @@ def rates(out: Path, small: bool, seeds: int | None, cases: Sequence[str], quiet
 @fmol.command("reproduce")
 @click.argument("name", required=False, type=click.Choice(list(EXPERIMENTS)))
 @click.option("--all", "everything", is_flag=True, help="Every experiment, one after the other.")
-@click.option("--list", "listed", is_flag=True, help="Says what there is and what each takes.")
+@click.option(
+    "--list",
+    "listed",
+    is_flag=True,
+    help="Says what there is, and what each takes.",
+)
 @click.option("--small", is_flag=True, help="Fewer runs of smaller problems: a first look.")
 @click.option("--seeds", type=click.IntRange(min=1), help="Runs of each setting.")
 @click.option(

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
-from fmol.reproduce.experiment import Cell, Line, Panel, Records, Size
-from fmol.reproduce.numbers import final_loss, final_metric, losses_over_rounds
+from fmol.reproduce.experiment import Cell, Claim, Line, Panel, Records, Size, Table
+from fmol.reproduce.numbers import (
+    final_loss,
+    final_metric,
+    losses_over_rounds,
+    mean_log_loss,
+)
 
 __all__ = [
     "LABELS",
     "READING",
     "TASKS",
-    "accuracies",
     "algorithm",
     "curves",
     "digits",
+    "ends",
     "finals",
     "named",
+    "ranked",
 ]
 
 TASKS = {"left": "L", "right": "R"}
@@ -57,10 +65,36 @@ def finals(records: Records, size: Size, *parts: object) -> list[Cell]:
     return [Cell(tuple(final_loss(run, task) for run in runs)) for task in TASKS]
 
 
-def accuracies(records: Records, size: Size, *parts: object) -> list[Cell]:
-    """The trained models' accuracy on held-out pairs, a cell for each task."""
-    runs = [records[named(*parts, seed=seed)] for seed in range(size.seeds)]
-    return [Cell(tuple(final_metric(run, task, "accuracy") for run in runs)) for task in TASKS]
+def ends(
+    records: Records, size: Size, title: str, settings: Mapping[str, tuple[object, ...]]
+) -> Table:
+    """Where the trained models stand, a row for each setting: training losses, held-out accuracies."""
+    rows = {}
+    for label, parts in settings.items():
+        runs = [records[named(*parts, seed=seed)] for seed in range(size.seeds)]
+        right = [Cell(tuple(final_metric(run, task, "accuracy") for run in runs)) for task in TASKS]
+        rows[label] = [*finals(records, size, *parts), *right]
+    return Table(title, ("loss L", "loss R", "accuracy L", "accuracy R"), rows)
+
+
+def ranked(
+    records: Records,
+    size: Size,
+    text: str,
+    settings: Mapping[str, tuple[object, ...]],
+    strict: bool,
+) -> Claim:
+    """The claim that curves lie the lower the later their setting stands; all in turn if `strict`."""
+    lows = [
+        fmean(
+            mean_log_loss(records[named(*parts, seed=seed)], list(TASKS))
+            for seed in range(size.seeds)
+        )
+        for parts in settings.values()
+    ]
+    pairs = itertools.pairwise(lows) if strict else [(lows[0], lows[-1])]
+    told = ", ".join(f"{label} {low:.3f}" for label, low in zip(settings, lows, strict=True))
+    return Claim(text, all(b < a for a, b in pairs), f"mean of log loss over all rounds: {told}")
 
 
 def curves(

@@ -118,6 +118,7 @@ HETEROGENEITY = Experiment(
     "those at the clients, on data of their own that are held out where there are any.",
     (_trials,),
     _conclude,
+    cost="small 134 s on a busy CPU core; in full not timed yet",
     seeds=5,
     small_seeds=1,
     data=("river-flow", "shoppers"),

@@ -203,6 +203,7 @@ LOCAL_STEPS = Experiment(
     f"the same {len(STEPS)} pairs, by one run with a seed that is used for nothing else.",
     (_tuning, _trials),
     _conclude,
+    cost="small 97 s on a busy CPU core; in full not timed yet",
     seeds=5,
     small_seeds=1,
     data=("multimnist",),
