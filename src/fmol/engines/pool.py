@@ -42,11 +42,6 @@ class Pool:
         moved.device = device
         return moved
 
-    @property
-    def nbytes(self) -> int:
-        leaves = tree_leaves((self.inputs, self.targets))
-        return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-
     def span(self, start: int, stop: int) -> tuple[Any, Any]:
         """Samples `start` to `stop − 1` of all."""
         inputs: Any = tree_map(lambda leaf: leaf[start:stop], self.inputs)
