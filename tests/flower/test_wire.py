@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example as example_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -263,6 +264,8 @@ def test_an_ask_of_a_newer_version_is_refused_by_what_it_sets() -> None:
     st.integers(-30, 30),
     st.sampled_from([torch.float32, torch.float64]),
 )
+@example_of([2.2041281035771752e-308], 0, torch.float64)
+@example_of([5e-324, -1e-310], 0, torch.float64)
 def test_halves_keep_eleven_bits_at_any_scale(
     values: list[float], power: int, dtype: torch.dtype
 ) -> None:

@@ -49,6 +49,8 @@ PART_BYTES = 2**28
 """How much goes into one array: protobuf, by which Flower sends, ends at 2 GiB."""
 HALF_EXPONENT = 15
 """Halves are scaled so that the largest is just below 2^15; theirs ends at 65504."""
+MOST_EXPONENT = 1100
+"""Float64 goes from 2^−1074 to 2^1024: further nothing is ever scaled, whatever a message says."""
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -384,8 +386,15 @@ def _to_half(values: Tensor) -> tuple[Tensor, int]:
     finite = wide[wide.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     exponent = HALF_EXPONENT - math.frexp(largest)[1] if largest else 0
-    exponent = max(-1000, min(1000, exponent))
-    return (wide * 2.0**exponent).half(), exponent
+    return _scaled(wide, exponent).half(), exponent
+
+
+def _scaled(values: Tensor, exponent: int) -> Tensor:
+    """The values `[…]` in float64 times 2^e, for any e that a float64 can need."""
+    exponent = max(-MOST_EXPONENT, min(MOST_EXPONENT, exponent))
+    # In two steps: for the smallest of numbers 2^e itself is beyond what a float64 holds.
+    part = exponent // 2
+    return values.double() * 2.0**part * 2.0 ** (exponent - part)
 
 
 def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], int]:
@@ -458,7 +467,7 @@ def _tensors(
             else torch.empty(0, dtype=stored)
         )
         if exponent is not None:
-            values = (values.double() * 2.0 ** -max(-1000, min(1000, _whole(exponent)))).to(dtype)
+            values = _scaled(values, -_whole(exponent)).to(dtype)
             saved += count * (dtype.itemsize - stored.itemsize)
         found.setdefault(_text(section), {})[_text(name)] = values.reshape(shape)
     return found, saved
