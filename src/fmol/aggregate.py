@@ -122,10 +122,10 @@ class MeanFold:
         if self._weighting == "uniform":
             weights = [float(weight > 0) for weight in weights]
         rows = [self._row[slot] for slot in slots]
-        for lane, (row, weight) in enumerate(zip(rows, weights, strict=True)):
+        for row, weight, steps, square in zip(rows, weights, moved, squares, strict=True):
             self._weight[row] += weight
-            self._moved[row] += moved[lane] if weight else 0
-            self._squares[row] += weight * squares[lane]
+            self._moved[row] += steps if weight else 0
+            self._squares[row] += weight * square
         mix = np.zeros((len(self._weight), len(slots)))
         mix[rows, np.arange(len(slots))] = weights
         with _full_precision():

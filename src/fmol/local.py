@@ -58,16 +58,26 @@ def batches(
 
 
 def batch_table(
-    n: int, local: LocalConfig, *, seed: int, round: int, client: str
+    n: int,
+    local: LocalConfig,
+    *,
+    seed: int,
+    round: int,
+    client: str,
+    generator: np.random.Generator | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """All of `batches` at once: indices `[K, B]`, and how many of each row count `[K]`.
 
-    A short batch is filled up with its own first sample.
+    A short batch is filled up with its own first sample. A `generator` of `rng.stream` is started
+    anew for it; without one a new one is made, which takes longer.
     """
     steps, size = step_count(local, n), local.batch_size
     if size is None or size >= n:
         return np.broadcast_to(np.arange(n), (steps, n)), np.full(steps, n)
-    generator = rng.stream(seed, "batches", round, client)
+    if generator is None:
+        generator = rng.stream(seed, "batches", round, client)
+    else:
+        rng.restart(generator, seed, "batches", round, client)
     each = -(-n // size)
     passes = -(-steps // each)
     order = np.empty((passes, each * size), dtype=np.int64)

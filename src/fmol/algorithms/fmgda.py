@@ -93,11 +93,12 @@ def multiple_gradient_round(
         or any(o.target is not None for o in federation.objectives)
     )
     # 1–3. Each client descends each of its objectives by itself, every time from x_t.
+    lanes = {name: Lane(name, {name: 1.0}) for name in names}
     asks = [
         plan.ask(
             client,
             x,
-            lanes=[Lane(name, {name: 1.0}) for name in client.objectives],
+            lanes=[lanes[name] for name in client.objectives],
             local=local,
             need_losses=need_losses,
             payload=control_payload(state.memory, names, client.objectives),

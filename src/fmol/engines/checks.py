@@ -123,8 +123,10 @@ def client_records(
     bytes_up: int,
     bytes_down: int,
     norms: Mapping[str, float] | None = None,
+    seconds: float | None = None,
 ) -> tuple[ClientRecord, ...]:
-    """One line per objective that this reply speaks of; `norms` by slot, where they are known."""
+    """One line per objective that this reply speaks of; `norms` by slot, where they are known, and
+    `seconds` in place of the reply's."""
     nan = float("nan")
     if norms is None:
         norms = {slot: math.sqrt(squared_norm(delta)) for slot, delta in reply.deltas.items()}
@@ -137,7 +139,7 @@ def client_records(
             samples=reply.samples.get(name, 0),
             delta_norm=norms.get(name, nan),
             held_out=reply.held_out.get(name, {}),
-            seconds=reply.seconds,
+            seconds=reply.seconds if seconds is None else seconds,
             bytes_up=bytes_up,
             bytes_down=bytes_down,
         )

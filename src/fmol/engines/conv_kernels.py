@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fmol.engines.direct_conv import convolve, correlate
+
 __all__ = ["lane_conv2d", "lane_conv2d_input", "lane_conv2d_weight"]
 
 Pair = tuple[int, int]
@@ -275,6 +277,10 @@ def lane_conv2d(
         (x.shape[3 + i] + 2 * padding[i] - dilation[i] * (w.shape[3 + i] - 1) - 1) // stride[i] + 1
         for i in (0, 1)
     ]
+    if not tiles and stride == dilation == (1, 1):
+        direct = convolve(x, w, b, _sizes(x, w, out, stride, padding, dilation))
+        if direct is not None:
+            return direct
     if not tiles and _by_library(w):
         lanes, images, filters = x.shape[0], x.shape[1], w.shape[1]
         windows = _windows(x.contiguous(), _sizes(x, w, out, stride, padding, dilation))
@@ -326,6 +332,10 @@ def lane_conv2d_weight(
     lanes, images, filters = x.shape[0], x.shape[1], w.shape[1]
     columns, n = w[0, 0].numel(), images * g.shape[3] * g.shape[4]
     sizes = _sizes(x, w, g.shape[3:], stride, padding, dilation)
+    if not tiles and stride == dilation == (1, 1):
+        direct = correlate(x, g, sizes)
+        if direct is not None:
+            return direct[0], direct[1] if bias else w.new_empty(0, filters)
     biases = g.sum((1, 3, 4), dtype=torch.float32).to(w.dtype) if bias else w.new_empty(0, filters)
     if not tiles and _by_library(w):
         along = g.transpose(1, 2).reshape(lanes, filters, n)
@@ -354,6 +364,12 @@ def lane_conv2d_input(
     g: Tensor, w: Tensor, x: Tensor, stride: Pair, padding: Pair, dilation: Pair, **tiles: Any
 ) -> Tensor:
     """The gradient of the images `[L, B, C, h, w]`; `x` is looked at for its shape alone."""
+    if not tiles and stride == dilation == (1, 1):
+        around = (w.shape[3] - 1 - padding[0], w.shape[4] - 1 - padding[1])
+        back = _sizes(g, w.transpose(1, 2), x.shape[3:], stride, around, dilation)
+        direct = convolve(g, w, None, back, turned=True)
+        if direct is not None:
+            return direct
     if (
         x.shape[2] <= FEW
         or (dilation != (1, 1) and stride != (1, 1))

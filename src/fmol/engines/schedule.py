@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fmol import rng
 from fmol.data import tree_leaves, tree_map
 from fmol.engines.lanes import Batch, Pull
 from fmol.engines.pool import Pool
@@ -72,6 +73,7 @@ class BatchTables:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self._generator = rng.stream(seed, "batches")
         self._ahead: dict[Any, Table] = {}
         self._last: list[tuple[str, int, LocalConfig, int]] = []
 
@@ -94,7 +96,9 @@ class BatchTables:
         self._last.clear()
 
     def _draw(self, client: str, n: int, local: LocalConfig, round: int) -> Table:
-        return batch_table(n, local, seed=self._seed, round=round, client=client)
+        return batch_table(
+            n, local, seed=self._seed, round=round, client=client, generator=self._generator
+        )
 
     def _key(self, client: str, n: int, local: LocalConfig, round: int) -> Any:
         return client, n, round, local.steps, local.epochs, local.batch_size

@@ -181,9 +181,13 @@ class Tally:
         up: int,
         down: int,
         norms: Mapping[str, float] | None = None,
+        seconds: float | None = None,
     ) -> None:
-        """Counts one client's checked reply in; `norms` are its updates' lengths, if known."""
-        self.records += client_records(reply, bytes_up=up, bytes_down=down, norms=norms)
+        """Counts one client's checked reply in; `norms` are its updates' lengths, if known, and
+        `seconds` what it took, if not what the reply says."""
+        self.records += client_records(
+            reply, bytes_up=up, bytes_down=down, norms=norms, seconds=seconds
+        )
         self.refused += refusals
         self.up, self.down = self.up + up, self.down + down
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
@@ -21,13 +21,23 @@ from fmol.engines.pool import Pool, make_pool
 from fmol.engines.probe import lane_bytes, why_not_batched
 from fmol.engines.schedule import Job
 from fmol.engines.scores import Scores, score_clients
-from fmol.engines.seam import Ask, Fold, LocalConfig, Receipt, Reply, Site, Transform, Work
+from fmol.engines.seam import (
+    Ask,
+    Fold,
+    LocalConfig,
+    Receipt,
+    Refusal,
+    Reply,
+    Site,
+    Transform,
+    Work,
+)
 from fmol.engines.sequential import SequentialEngine, Tally, say_where
 from fmol.engines.worker import Compile, LaneWorker
 from fmol.evaluation import EVALUATION_BATCH, evaluate
 from fmol.federation import ClientList, Federation
 from fmol.layout import FlatModel
-from fmol.local import correction_of, count_labels, keep_control, local_work
+from fmol.local import correction_of, count_labels, keep_control, local_work, step_count
 from fmol.objectives import Objective
 from fmol.precision import Precision, products, step_dtype
 
@@ -49,6 +59,20 @@ class _Rows:
     moved: list[int]
     finite: list[bool]
     squares: list[float]
+
+    def are(self, moved: Sequence[int], lanes: Iterable[int]) -> bool:
+        """Whether some lanes moved as often as this, and are finite."""
+        return all(self.finite[i] and self.moved[i] == moved[i] for i in lanes)
+
+
+@dataclass
+class _Answer:
+    """A client's checked reply, what of it was not let in, and its bytes up and down."""
+
+    reply: Reply
+    refusals: tuple[Refusal, ...]
+    up: int
+    down: int
 
 
 @dataclass(frozen=True)
@@ -192,6 +216,17 @@ class VectorizedEngine(SequentialEngine):
                 )
                 for ask in chunk
             }
+            planned = [
+                step_count(job.ask.local, len(job.site.samples)) if job.ask.local else 0
+                for job in jobs
+            ]
+            hoped = {
+                ask.client: self._answer(
+                    ask, sites[ask.client], known[ask.client], mine[ask.client], planned
+                )
+                for ask in (() if transforms else chunk)
+                if not ask.payload
+            }
             for worker in self._workers:
                 worker.draw_ahead()
             rows = steps.rows()  # Here it waits for the device.
@@ -199,49 +234,62 @@ class VectorizedEngine(SequentialEngine):
             replies = {}
             for ask in chunk:
                 own, site, parts = mine[ask.client], sites[ask.client], known[ask.client]
-                moved = {slot: rows.moved[own[slot]] for slot in parts["deltas"]}
-                first = tuple(
-                    slot
-                    for slot, delta in (parts["deltas"].items() if ask.payload else ())
-                    if keep_control(ask, slot, site, delta, moved[slot], jobs[own[slot]].correction)
+                answer = hoped.get(ask.client)
+                if answer is None or not rows.are(planned, own.values()):
+                    answer = self._answer(
+                        ask, site, parts, own, rows.moved, rows.finite, jobs, transforms
+                    )
+                self._hold_back(site, answer.reply, answer.refusals)
+                norms = None
+                if not transforms:
+                    norms = {s: math.sqrt(rows.squares[own[s]]) for s in answer.reply.deltas}
+                tally.add(
+                    answer.reply, answer.refusals, answer.up, answer.down, norms, seconds=seconds
                 )
-                reply = Reply(client=ask.client, steps=moved, first=first, seconds=seconds, **parts)
-                replies[ask.client] = self._let_in(reply, ask, site, own, rows, transforms, tally)
+                replies[ask.client] = answer.reply
             if fold is not None:
                 _fold(fold, chunk, jobs, rows, replies, one_by_one=bool(transforms))
 
     def _say(self, note: str) -> None:
         self._notes.append(note)
 
-    def _let_in(
+    def _answer(
         self,
-        reply: Reply,
         ask: Ask,
         site: Site,
-        mine: Mapping[str, int],
-        rows: _Rows,
-        transforms: Sequence[Transform],
-        tally: Tally,
-    ) -> Reply:
-        """A client's reply after its way to the server and the checks there; `mine` are its rows."""
+        parts: Mapping[str, Any],
+        own: Mapping[str, int],
+        moved: Sequence[int],
+        finite: Sequence[bool] | None = None,
+        jobs: Sequence[Job] = (),
+        transforms: Sequence[Transform] = (),
+    ) -> _Answer:
+        """A client's reply after its way to the server and the checks there; `own` are its rows.
+
+        Without `finite` it is the one that will be given if all turns out finite.
+        """
+        steps = {slot: moved[own[slot]] for slot in parts["deltas"]}
+        first = tuple(
+            slot
+            for slot, delta in (parts["deltas"].items() if ask.payload else ())
+            if keep_control(ask, slot, site, delta, steps[slot], jobs[own[slot]].correction)
+        )
+        reply = Reply(client=ask.client, steps=steps, first=first, **parts)
         try:
             for transform in transforms:
                 reply = transform.client(reply, ask, site)
-            bytes_up, bytes_down = reply_bytes(reply), message_bytes(ask)
+            up, down = reply_bytes(reply), message_bytes(ask)
             for transform in reversed(transforms):
                 reply = transform.server(reply, ask)
         except Exception as error:
             say_where(error, ask)
             raise
-        finite = () if transforms else [slot for slot, i in mine.items() if rows.finite[i]]
-        layout, limit = self.federation.layout, len(site.samples)
-        reply, refusals = check_reply(reply, ask, site.client, layout, limit, finite)
-        self._hold_back(site, reply, refusals)
-        norms = None
+        known: Collection[str] = ()
         if not transforms:
-            norms = {slot: math.sqrt(rows.squares[mine[slot]]) for slot in reply.deltas}
-        tally.add(reply, refusals, bytes_up, bytes_down, norms)
-        return reply
+            known = own if finite is None else [slot for slot, i in own.items() if finite[i]]
+        layout, limit = self.federation.layout, len(site.samples)
+        reply, refusals = check_reply(reply, ask, site.client, layout, limit, known)
+        return _Answer(reply, refusals, up, down)
 
     def _jobs(
         self, chunk: Sequence[Ask], sites: Mapping[str, Site], local: LocalConfig | None = None

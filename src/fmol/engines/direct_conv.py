@@ -1,0 +1,162 @@
+"""Convolutions of lanes with few channels: CUDA kernels that use each pixel many times.
+
+With ten or twenty channels a product of matrices spends its time on gathering windows. These kernels
+(`direct_conv.cu`) keep pixels and weights in shared memory and are compiled for the shape at hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+import torch
+from torch import Tensor
+
+from fmol.engines.nvrtc import CudaKernel, compile_kernel
+
+__all__ = ["Shape", "convolve", "convolve_tiles", "correlate", "correlate_tiles", "kernel_text"]
+
+logger = logging.getLogger("fmol")
+
+MOST_CHANNELS = 32
+"""With more, products of matrices are faster."""
+SHARED = 40 * 1024
+"""Bytes of shared memory that a block takes at most."""
+MOST_RESULTS = 80
+"""How many results a thread keeps in registers."""
+THREADS = 128
+"""Of a block, about: small ones divide evenly among the processors of a device."""
+MOST_THREADS = 512
+SPLIT_BLOCKS = 1056
+"""How many blocks a sum over all images is divided into, about."""
+
+Shape = Mapping[str, int]
+"""Sizes by name: C, H, W of the images, F, OH, OW of the results, KH, KW, PH, PW."""
+
+
+def convolve(
+    x: Tensor, w: Tensor, b: Tensor | None, shape: Shape, *, turned: bool = False
+) -> Tensor | None:
+    """`[L, B, F, OH, OW]` from images `[L, B, C, H, W]`; None where this is not the way to do it."""
+    tiles = convolve_tiles(shape) if _few(x, shape) else None
+    if tiles is None:
+        return None
+    kernel = _kernel("convolve", _frozen(shape, tiles, BIAS=b is not None, TURNED=turned), x.device)
+    if kernel is None:
+        return None
+    lanes, images = x.shape[:2]
+    out = torch.empty(lanes, images, shape["F"], shape["OH"], shape["OW"], device=x.device)
+    blocks = -(-images // tiles["IMAGES"]) * -(-shape["OH"] // tiles["YT"])
+    bias = w if b is None else b.contiguous()
+    threads = tiles["IMAGES"] * _threads_per_image(shape, tiles)
+    kernel((blocks, lanes), threads, [x.contiguous(), w.contiguous(), bias, out, images])
+    return out
+
+
+def correlate(x: Tensor, g: Tensor, shape: Shape) -> tuple[Tensor, Tensor] | None:
+    """The gradients of weights `[L, F, C, KH, KW]` and biases `[L, F]`; None as above."""
+    tiles = correlate_tiles(shape) if _few(x, shape) else None
+    if tiles is None:
+        return None
+    kernel = _kernel("correlate", _frozen(shape, tiles), x.device)
+    if kernel is None:
+        return None
+    lanes, images = x.shape[:2]
+    per_split = -(-images // max(1, min(images, SPLIT_BLOCKS // lanes)))
+    splits = -(-images // per_split)
+    taps = shape["C"] * shape["KH"] * shape["KW"]
+    parts = torch.empty(lanes, splits, shape["F"], taps + 1, device=x.device)
+    threads = shape["C"] * shape["KH"] * tiles["R"] * -(-shape["F"] // tiles["FT"])
+    kernel(
+        (splits, lanes), threads, [x.contiguous(), g.contiguous(), parts, images, per_split, splits]
+    )
+    whole = parts[:, 0] if splits == 1 else parts.sum(1)
+    sizes = lanes, shape["F"], shape["C"], shape["KH"], shape["KW"]
+    return whole[..., :taps].reshape(sizes), whole[..., taps].contiguous()
+
+
+# ---- what a kernel is compiled for -----------------------------------------------------------
+
+
+def convolve_tiles(shape: Shape) -> dict[str, int] | None:
+    """How a convolution is divided among threads and blocks; None where it does not fit."""
+    C, F, OH, OW, KH, KW = (shape[name] for name in ("C", "F", "OH", "OW", "KH", "KW"))
+
+    def cost(tile: tuple[int, int]) -> float:
+        filters, wide = tile
+        done = -(-F // filters) * filters * -(-OW // wide) * wide / (F * OW)
+        reads = 4 * -(-(wide + KW - 1) // 4) + KW * -(-filters // 4)
+        return done * (filters * wide * KW / 4 + reads) / (filters * wide)
+
+    fit = [
+        t for t in itertools.product(range(1, 17), (4, 8, 12, 16)) if t[0] * t[1] <= MOST_RESULTS
+    ]
+    filters, wide = min(fit, key=cost)
+    across = -(-OW // wide) * -(-F // filters)
+    if across > MOST_THREADS:
+        return None
+    rows = max(1, min(OH, 2 * THREADS // across))
+    rows = -(-OH // -(-OH // rows))  # Strips of the same size.
+    images = max(1, THREADS // (across * rows))
+    for channels in sorted({-(-C // parts) for parts in range(1, C + 1)}, reverse=True):
+        line = (-(-OW // wide) - 1) * wide + 4 * -(-(wide + KW - 1) // 4) + 4
+        taps = KH * KW * -(-F // filters) * -(-filters // 4) * 4
+        if 4 * channels * (images * (rows + KH - 1) * line + taps) <= SHARED:
+            return {"FT": filters, "XT": wide, "YT": rows, "IMAGES": images, "CT": channels}
+    return None
+
+
+def correlate_tiles(shape: Shape) -> dict[str, int] | None:
+    """How the gradient of the weights is divided; None where it does not fit."""
+    C, F, OH, OW, KH, KW = (shape[name] for name in ("C", "F", "OH", "OW", "KH", "KW"))
+
+    def cost(filters: int) -> float:
+        done = -(-F // filters) * filters / F
+        return done * (4 * filters * KW / 4 + 2 * filters + 4) / filters
+
+    filters = min((f for f in range(1, 17) if f * KW <= MOST_RESULTS // 2), key=cost)
+    across = C * KH * -(-F // filters)
+    if across > MOST_THREADS:
+        return None
+    for rows in sorted({-(-OH // parts) for parts in range(1, OH + 1)}, reverse=True):
+        lines = C * (rows + KH) * (OW + KW + 10) + -(-F // filters) * filters * rows * (OW + 7)
+        together = max(1, min(rows, 2 * THREADS // across))
+        together = -(-rows // -(-rows // together))  # As many rows for each.
+        sums = (across * KW + -(-F // filters)) * filters * together
+        if 4 * max(lines, sums) <= SHARED:
+            return {"FT": filters, "YT": rows, "R": together}
+    return None
+
+
+def kernel_text(name: str, sizes: Mapping[str, int]) -> str:
+    """The text of a kernel for these sizes."""
+    given = {"CONVOLVE": 1} if name == "convolve" else {}
+    names = "".join(f"#define {key} {int(value)}\n" for key, value in {**sizes, **given}.items())
+    return names + files("fmol.engines").joinpath("direct_conv.cu").read_text()
+
+
+def _threads_per_image(shape: Shape, tiles: Mapping[str, int]) -> int:
+    across = -(-shape["OW"] // tiles["XT"]) * -(-shape["F"] // tiles["FT"])
+    return across * tiles["YT"]
+
+
+def _few(x: Tensor, shape: Shape) -> bool:
+    return x.dtype == torch.float32 and max(shape["C"], shape["F"]) <= MOST_CHANNELS
+
+
+def _frozen(shape: Shape, tiles: Mapping[str, int], **more: int) -> tuple[tuple[str, int], ...]:
+    return tuple({**shape, **tiles, **more}.items())
+
+
+@cache
+def _kernel(
+    name: str, sizes: tuple[tuple[str, int], ...], device: torch.device
+) -> CudaKernel | None:
+    try:
+        return compile_kernel(kernel_text(name, dict(sizes)), name, device)
+    except (OSError, RuntimeError) as error:
+        logger.warning("convolutions are computed as products of matrices: %s", error)
+        return None
