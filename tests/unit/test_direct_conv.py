@@ -81,9 +81,9 @@ SHAPES = [
     # lanes, images, channels, height, width, filters, kernel, padding
     (2, 3, 1, 20, 36, 10, (5, 5), (0, 0)),
     (1, 5, 10, 16, 16, 20, (5, 5), (0, 0)),
-    (2, 2, 3, 9, 13, 7, (3, 2), (1, 0)),
-    (1, 1, 4, 3, 70, 29, (1, 1), (0, 0)),
-    (1, 2, 2, 5, 5, 3, (2, 2), (3, 3)),
+    (2, 2, 3, 9, 13, 7, (3, 6), (1, 0)),
+    (1, 1, 4, 3, 70, 29, (1, 17), (0, 2)),
+    (1, 2, 2, 5, 5, 3, (4, 4), (5, 5)),
 ]
 
 
@@ -108,7 +108,7 @@ def test_kernels_compute_a_convolution_and_its_gradients(
     )
     b = torch.randn(lanes, filters)
     leaves = [t.double().requires_grad_() for t in (x, w, b)]
-    want = torch.stack([torch.conv2d(*one, 1, padding) for one in zip(*leaves, strict=True)])
+    want = torch.stack([torch.conv2d(one[0], one[1], one[2], 1, padding) for one in zip(*leaves, strict=True)])
     g = torch.randn(want.shape)
     right = torch.autograd.grad(want, leaves, g.double())
     sizes = {
@@ -129,12 +129,13 @@ def test_kernels_compute_a_convolution_and_its_gradients(
         assert (got - wanted).norm() <= 1e-6 * wanted.norm()
 
 
-def test_many_channels_are_left_to_products_of_matrices() -> None:
+def test_many_channels_and_small_kernels_are_left_to_products_of_matrices() -> None:
     sizes = dict.fromkeys(("H", "W", "OH", "OW"), 8) | dict.fromkeys(("PH", "PW"), 0)
-    sizes |= {"C": 64, "F": 64, "KH": 1, "KW": 1}
-    x, w = torch.zeros(1, 1, 64, 8, 8), torch.zeros(1, 64, 64, 1, 1)
-    assert direct_conv.convolve(x, w, None, sizes) is None
-    assert direct_conv.correlate(x, x, sizes) is None
+    for channels, kernel in ((64, 5), (8, 3)):
+        sizes |= {"C": channels, "F": channels, "KH": kernel, "KW": kernel}
+        x, w = torch.zeros(1, 1, channels, 8, 8), torch.zeros(1, channels, channels, kernel, kernel)
+        assert direct_conv.convolve(x, w, None, sizes) is None
+        assert direct_conv.correlate(x, x, sizes) is None
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 32])

@@ -23,10 +23,12 @@ logger = logging.getLogger("fmol")
 
 MOST_CHANNELS = 32
 """With more, products of matrices are faster."""
-SHARED = 40 * 1024
+FEWEST_TAPS = 16
+"""With smaller kernels a number is used too seldom, and products are faster again."""
+SHARED = {"convolve": 24 * 1024, "correlate": 40 * 1024}
 """Bytes of shared memory that a block takes at most."""
-MOST_RESULTS = 80
-"""How many results a thread keeps in registers."""
+MOST_RESULTS = 48
+"""How many results a thread keeps in registers: with more, too few threads are in flight."""
 THREADS = 128
 """Of a block, about: small ones divide evenly among the processors of a device."""
 MOST_THREADS = 512
@@ -73,9 +75,8 @@ def correlate(x: Tensor, g: Tensor, shape: Shape) -> tuple[Tensor, Tensor] | Non
     kernel(
         (splits, lanes), threads, [x.contiguous(), g.contiguous(), parts, images, per_split, splits]
     )
-    whole = parts[:, 0] if splits == 1 else parts.sum(1)
     sizes = lanes, shape["F"], shape["C"], shape["KH"], shape["KW"]
-    return whole[..., :taps].reshape(sizes), whole[..., taps].contiguous()
+    return parts[..., :taps].sum(1).reshape(sizes), parts[..., taps].sum(1)
 
 
 # ---- what a kernel is compiled for -----------------------------------------------------------
@@ -88,7 +89,7 @@ def convolve_tiles(shape: Shape) -> dict[str, int] | None:
     def cost(tile: tuple[int, int]) -> float:
         filters, wide = tile
         done = -(-F // filters) * filters * -(-OW // wide) * wide / (F * OW)
-        reads = 4 * -(-(wide + KW - 1) // 4) + KW * -(-filters // 4)
+        reads = 6 * -(-(wide + KW - 1) // 4) + KW * -(-filters // 4)
         return done * (filters * wide * KW / 4 + reads) / (filters * wide)
 
     fit = [
@@ -104,7 +105,7 @@ def convolve_tiles(shape: Shape) -> dict[str, int] | None:
     for channels in sorted({-(-C // parts) for parts in range(1, C + 1)}, reverse=True):
         line = (-(-OW // wide) - 1) * wide + 4 * -(-(wide + KW - 1) // 4) + 4
         taps = KH * KW * -(-F // filters) * -(-filters // 4) * 4
-        if 4 * channels * (images * (rows + KH - 1) * line + taps) <= SHARED:
+        if 4 * channels * (images * (rows + KH - 1) * line + taps) <= SHARED["convolve"]:
             return {"FT": filters, "XT": wide, "YT": rows, "IMAGES": images, "CT": channels}
     return None
 
@@ -117,7 +118,7 @@ def correlate_tiles(shape: Shape) -> dict[str, int] | None:
         done = -(-F // filters) * filters / F
         return done * (4 * filters * KW / 4 + 2 * filters + 4) / filters
 
-    filters = min((f for f in range(1, 17) if f * KW <= MOST_RESULTS // 2), key=cost)
+    filters = min((f for f in range(1, 17) if f * KW <= MOST_RESULTS), key=cost)
     across = C * KH * -(-F // filters)
     if across > MOST_THREADS:
         return None
@@ -126,7 +127,7 @@ def correlate_tiles(shape: Shape) -> dict[str, int] | None:
         together = max(1, min(rows, 2 * THREADS // across))
         together = -(-rows // -(-rows // together))  # As many rows for each.
         sums = (across * KW + -(-F // filters)) * filters * together
-        if 4 * max(lines, sums) <= SHARED:
+        if 4 * max(lines, sums) <= SHARED["correlate"]:
             return {"FT": filters, "YT": rows, "R": together}
     return None
 
@@ -144,7 +145,8 @@ def _threads_per_image(shape: Shape, tiles: Mapping[str, int]) -> int:
 
 
 def _few(x: Tensor, shape: Shape) -> bool:
-    return x.dtype == torch.float32 and max(shape["C"], shape["F"]) <= MOST_CHANNELS
+    few = max(shape["C"], shape["F"]) <= MOST_CHANNELS
+    return x.dtype == torch.float32 and few and shape["KH"] * shape["KW"] >= FEWEST_TAPS
 
 
 def _frozen(shape: Shape, tiles: Mapping[str, int], **more: int) -> tuple[tuple[str, int], ...]:
