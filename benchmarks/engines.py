@@ -45,6 +45,9 @@ WARM_STEPS = 50
 """Local steps before the vectorized engine is as fast as it gets: it records what is repeated."""
 WARM_ROUNDS = 18
 """On a GPU, rounds before it is: a graph is checked at its first, second, fourth, … use."""
+RUN = 1000
+"""Of how many rounds engines are told that this is the first: `auto` compiles where that pays in so
+many."""
 PATIENCE = 20.0
 """Seconds of warming up, and of timed rounds, after which one is not asked for more."""
 TOLERANCE = {"fp32": 1e-2, "tf32": 1e-1}
@@ -70,6 +73,8 @@ def ours(
         options["backend"] = "ray"
     kind = "vectorized" if name == "compiled" else name
     engine = make_engine(partial(BUILT_IN[kind], **options), federation, seed=SEED, device=device)
+    if hasattr(engine, "expect"):
+        engine.expect(RUN)
     algorithm = workload.algorithm()
     x = federation.layout.flatten(dict(federation.model.named_parameters())).to(device)
     state = algorithm.init(federation, x)

@@ -199,17 +199,29 @@ def test_a_table_of_batches_holds_the_batches(
         assert (row[count:] == row[0]).all()
 
 
-def test_batches_drawn_ahead_are_those_of_the_next_round() -> None:
+def test_batches_drawn_ahead_are_those_of_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, local = BatchTables(seed=3), LocalConfig(lr=0.1, steps=4, batch_size=3)
-    drawn.of("c", 10, local, 0)
+    sizes, offsets = {"c": 10, "d": 2}, {"d": 0, "c": 2}
+
+    def want(round: int, sizes: dict[str, int]) -> tuple[Any, Any]:
+        c, count = batch_table(sizes["c"], local, seed=3, round=round, client="c")
+        d, _ = batch_table(2, local, seed=3, round=round, client="d")
+        rows = np.stack([c + 2, np.concatenate([d, d[:, :1]], 1)], 1)
+        return rows, np.stack([count, np.full(4, 2)], 1)
+
+    def same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+        return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+    for round in (0, 1):
+        assert same(drawn.of_all(sizes, offsets, local, round), want(round, sizes))
+        drawn.draw_ahead()
+    with monkeypatch.context() as patch:  # Those of round 2 are there: nothing is drawn for them.
+        patch.setattr(BatchTables, "of", None)
+        slower = LocalConfig(lr=0.05, steps=4, batch_size=3)
+        assert same(drawn.of_all(sizes, offsets, slower, 2), want(2, sizes))
     drawn.draw_ahead()
-    ahead = drawn.of("c", 10, LocalConfig(lr=0.05, steps=4, batch_size=3), 1)
-    want = batch_table(10, local, seed=3, round=1, client="c")
-    assert all(np.array_equal(a, b) for a, b in zip(ahead, want, strict=True))
-    drawn.draw_ahead()
-    other = drawn.of("c", 11, local, 2)  # Not what was drawn for: its data have grown.
-    want = batch_table(11, local, seed=3, round=2, client="c")
-    assert all(np.array_equal(a, b) for a, b in zip(other, want, strict=True))
+    grown = {"c": 11, "d": 2}  # Not what was drawn for.
+    assert same(drawn.of_all(grown, offsets, local, 3), want(3, grown))
 
 
 # ---- chunks ----------------------------------------------------------------------------------

@@ -77,7 +77,9 @@ def find_direction(
     rows = _rows_for_the_rule(norms, normalize, protected)
     active = torch.ones_like(rows) if protected is None else ~protected
     c = scales(normalize, norms, losses, names, round)
-    scaled = (gram / (c[:, None] * c[None, :]))[rows][:, rows]
+    scaled = gram
+    if normalize != "none":
+        scaled = (gram / (c[:, None] * c[None, :]))[rows][:, rows]
     guarded = None if protected is None or not bool(protected[rows].any()) else protected[rows]
     context = Context(
         names=tuple(name for name, kept in zip(names, rows.tolist(), strict=True) if kept),
@@ -98,9 +100,8 @@ def find_direction(
     if shared is not None:
         vector = torch.where(shared, vector, deltas.sum(0))
     total = float(applied.sum())
-    total = (
-        total if total > 0 else 1.0
-    )  # Weights of either sign may cancel; then they stay as they are.
+    # Weights of either sign may cancel; then they stay as they are.
+    total = total if total > 0 else 1.0
     return Direction(
         vector=vector,
         weights=applied / total,

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -143,10 +144,11 @@ def pull_losses(
     Where every sample has a label the second is None. `batched` calls the loss once for all lanes;
     otherwise it is called lane by lane, on its own samples alone, which every loss can do.
     """
-    rows = _index(pull.lanes)
-    mine = (outputs, batch.targets)
+    mine, own = (outputs, batch.targets), batch.own
     if len(pull.lanes) < len(batch.sizes):
+        rows = _index(pull.lanes, tree_leaves(batch.inputs)[0].device)
         mine = tree_map(itemgetter(rows), mine)
+        own = None if own is None else own[rows]
     if not batched:
         sizes = [batch.sizes[lane] for lane in pull.lanes]
         return _losses_one_by_one(pull.objective, mine, sizes)
@@ -162,8 +164,7 @@ def pull_losses(
         raise NotBatchedError("its loss is not one value per sample")
     if valid is not None:
         valid = valid.reshape(len(pull.lanes), -1).bool()
-    if batch.own is not None:
-        own = batch.own[rows] if len(pull.lanes) < len(batch.sizes) else batch.own
+    if own is not None:
         valid = own if valid is None else valid & own
     if valid is None:
         return values.mean(1), None, masks
@@ -174,13 +175,18 @@ def pull_losses(
     return total / counts.clamp(min=1), counts > 0 if masks else None, masks
 
 
-def _index(lanes: Sequence[int]) -> Any:
-    """The lanes as an index; a slice where they are evenly apart, which copies nothing."""
+@lru_cache(maxsize=256)
+def _index(lanes: tuple[int, ...], device: torch.device) -> Any:
+    """The lanes as an index; a slice where they are evenly apart, which copies nothing.
+
+    Brought to the device once: a list would be brought there at every use, which nothing that is to
+    become a CUDA graph may do.
+    """
     if len(lanes) > 1:
         step = lanes[1] - lanes[0]
         if step > 0 and all(b - a == step for a, b in itertools.pairwise(lanes)):
             return slice(lanes[0], lanes[-1] + 1, step)
-    return list(lanes)
+    return torch.tensor(lanes, device=device)
 
 
 def _losses_one_by_one(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,43 +65,86 @@ class Schedule:
 
 
 class BatchTables:
-    """Clients' batches of a round, some of them drawn before they are asked for.
+    """Clients' batches of a round, drawn before they are asked for where that is likely to help.
 
     A client's batches hang on the seed, the round and its name alone. So while a GPU computes one
-    round, those of the next can be drawn; should other clients come, they were drawn for nothing.
+    round, those of the next can be drawn, once the same clients have come twice.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._generator = rng.stream(seed, "batches")
         self._ahead: dict[Any, Table] = {}
-        self._last: list[tuple[str, int, LocalConfig, int]] = []
+        self._last: list[tuple[Mapping[str, int], Mapping[str, int], LocalConfig, int]] = []
+        self._seen: set[Any] = set()
 
     def of(self, client: str, n: int, local: LocalConfig, round: int) -> Table:
-        self._last.append((client, n, local, round))
-        return self._ahead.pop(self._key(client, n, local, round), None) or self._draw(
-            client, n, local, round
+        """One client's rows of its own samples `[K, B]`, and how many of each count `[K]`."""
+        return batch_table(
+            n, local, seed=self._seed, round=round, client=client, generator=self._generator
         )
 
+    def of_all(
+        self,
+        sizes: Mapping[str, int],
+        offsets: Mapping[str, int],
+        local: LocalConfig,
+        round: int,
+    ) -> Table:
+        """Rows of a pool `[K, C, B]`, and how many of each count `[K, C]`, of clients with so many
+        samples that begin there."""
+        self._last.append((sizes, offsets, local, round))
+        ready = self._ahead.pop(self._key(sizes, offsets, local, round), None)
+        return self._lay_out(sizes, offsets, local, round) if ready is None else ready
+
     def draw_ahead(self) -> None:
-        """Draws for the next round what was asked for since the last time."""
+        """Draws for the next round what was asked for since the last time, and also before that."""
+        wanted = {self._key(*each[:3], 0): each for each in self._last}
         self._ahead = {
-            self._key(client, n, local, round + 1): self._draw(client, n, local, round + 1)
-            for client, n, local, round in self._last
+            self._key(sizes, offsets, local, round + 1): self._lay_out(
+                sizes, offsets, local, round + 1
+            )
+            for key, (sizes, offsets, local, round) in wanted.items()
+            if key in self._seen
         }
+        self._seen = set(wanted)
         self._last.clear()
 
     def begin(self) -> None:
         """Forgets what was asked for."""
         self._last.clear()
 
-    def _draw(self, client: str, n: int, local: LocalConfig, round: int) -> Table:
-        return batch_table(
-            n, local, seed=self._seed, round=round, client=client, generator=self._generator
-        )
+    def _lay_out(
+        self,
+        sizes: Mapping[str, int],
+        offsets: Mapping[str, int],
+        local: LocalConfig,
+        round: int,
+    ) -> Table:
+        tables = [self.of(client, n, local, round) for client, n in sizes.items()]
+        steps = max(len(rows) for rows, _ in tables)
+        width = max(rows.shape[1] for rows, _ in tables)
+        rows = np.empty((steps, len(tables), width), dtype=np.int64)
+        counts = np.zeros((steps, len(tables)), dtype=np.int64)
+        for c, (mine, own) in enumerate(tables):
+            k, w = mine.shape
+            rows[:k, c, :w], counts[:k, c] = mine, own
+            if w < width:
+                rows[:k, c, w:] = mine[:, :1]
+            if k < steps:  # One that is done goes on with some sample, which moves nothing.
+                rows[k:, c] = mine[0, 0]
+        rows += np.array([offsets[client] for client in sizes])[:, None]
+        return rows, counts
 
-    def _key(self, client: str, n: int, local: LocalConfig, round: int) -> Any:
-        return client, n, round, local.steps, local.epochs, local.batch_size
+    def _key(
+        self,
+        sizes: Mapping[str, int],
+        offsets: Mapping[str, int],
+        local: LocalConfig,
+        round: int,
+    ) -> Any:
+        clients = tuple((client, n, offsets[client]) for client, n in sizes.items())
+        return clients, round, local.steps, local.epochs, local.batch_size
 
 
 def plan_steps(jobs: Sequence[Job], pool: Pool, drawn: BatchTables) -> Schedule:
@@ -110,17 +153,8 @@ def plan_steps(jobs: Sequence[Job], pool: Pool, drawn: BatchTables) -> Schedule:
     assert local is not None
     place: dict[str, int] = {}
     lanes = np.array([place.setdefault(job.ask.client, len(place)) for job in jobs])
-    tables = [drawn.of(client, pool.sizes[client], local, round) for client in place]
-    steps = max(len(rows) for rows, _ in tables)
-    width = max(rows.shape[1] for rows, _ in tables)
-    rows = np.empty((steps, len(tables), width), dtype=np.int64)
-    counts = np.zeros((steps, len(tables)), dtype=np.int64)
-    for c, (client, (mine, own)) in enumerate(zip(place, tables, strict=True)):
-        k, w = mine.shape
-        rows[:k, c, :w], counts[:k, c] = mine, own
-        rows[:k, c, w:] = mine[:, :1]
-        rows[k:, c] = mine[0, 0]  # One that is done goes on with some sample, which moves nothing.
-        rows[:, c] += pool.offsets[client]
+    sizes = {client: pool.sizes[client] for client in place}
+    rows, counts = drawn.of_all(sizes, pool.offsets, local, round)
     index = torch.from_numpy(lanes).to(pool.device)
     return Schedule(torch.from_numpy(rows).to(pool.device), counts, lanes, index)
 

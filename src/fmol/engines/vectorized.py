@@ -232,17 +232,19 @@ class VectorizedEngine(SequentialEngine):
             rows = steps.rows()  # Here it waits for the device.
             seconds = (perf_counter() - begun) / len(chunk)
             replies = {}
+            lengths = None if transforms else [math.sqrt(square) for square in rows.squares]
+            as_hoped = all(rows.finite) and rows.moved == planned
             for ask in chunk:
                 own, site, parts = mine[ask.client], sites[ask.client], known[ask.client]
                 answer = hoped.get(ask.client)
-                if answer is None or not rows.are(planned, own.values()):
+                if answer is None or not (as_hoped or rows.are(planned, own.values())):
                     answer = self._answer(
                         ask, site, parts, own, rows.moved, rows.finite, jobs, transforms
                     )
                 self._hold_back(site, answer.reply, answer.refusals)
                 norms = None
-                if not transforms:
-                    norms = {s: math.sqrt(rows.squares[own[s]]) for s in answer.reply.deltas}
+                if lengths is not None:
+                    norms = {slot: lengths[own[slot]] for slot in answer.reply.deltas}
                 tally.add(
                     answer.reply, answer.refusals, answer.up, answer.down, norms, seconds=seconds
                 )
