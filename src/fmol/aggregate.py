@@ -74,6 +74,10 @@ class MeanFold:
         # Half precision loses a mean over many clients: it is summed in float32.
         dtype = torch.float32 if like.element_size() < 4 else like.dtype
         self._sums = torch.zeros(len(slots), like.numel(), dtype=dtype, device=like.device)
+        self._begun = False
+        self._units = [1.0] * len(slots)
+        """By what each row of the sums is divided already: where the lanes that came first are all that
+        come, the sums are means and need not be gone over again."""
         self._dtype = like.dtype
         self._row = {slot: i for i, slot in enumerate(slots)}
         self._weight = [0.0] * len(slots)
@@ -84,6 +88,11 @@ class MeanFold:
         self._stepped = [0.0] * len(slots)
         self._first = [0.0] * len(slots)
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """All slots, in the order of the rows."""
+        return tuple(self._row)
+
     def add(self, reply: Reply, ask: Ask) -> None:
         for lane in ask.lanes:
             delta = reply.deltas.get(lane.slot)
@@ -92,7 +101,8 @@ class MeanFold:
             row, weight = self._row[lane.slot], 1.0
             if self._weighting == "samples":
                 weight = float(max(reply.samples.get(name, 0) for name in lane.mixture))
-            self._sums[row].add_(delta.to(self._sums), alpha=weight)
+            self._begun = True
+            self._sums[row].add_(delta.to(self._sums), alpha=weight / self._units[row])
             self._weight[row] += weight
             self._moved[row] += reply.steps.get(lane.slot, 1)
             self._squares[row] += weight * squared_norm(delta)
@@ -128,9 +138,13 @@ class MeanFold:
             self._squares[row] += weight * square
         mix = np.zeros((len(self._weight), len(slots)))
         mix[rows, np.arange(len(slots))] = weights
+        if not self._begun:
+            self._units = [weight or 1.0 for weight in self._weight]
+        shares = torch.from_numpy(mix / np.array(self._units)[:, None]).to(self._sums)
         with _full_precision():
             # A product and no scattered additions, whose order a GPU leaves open.
-            self._sums.addmm_(torch.from_numpy(mix).to(self._sums), deltas.to(self._sums))
+            self._sums.addmm_(shares, deltas.to(self._sums), beta=1 if self._begun else 0)
+        self._begun = True
         if self._steps is None:
             return
         mix[:, [lane for lane, count in enumerate(moved) if not count]] = 0
@@ -142,15 +156,16 @@ class MeanFold:
             self._steps.addmm_(torch.from_numpy(mix).to(self._sums), deltas.to(self._sums))
 
     def result(self) -> Means:
-        """Means of the slots for which somebody moved. Call it once: it divides the sums in place.
+        """Means of the slots for which somebody moved. Call it once: it may divide the sums in place.
 
         Where every batch of every holder was without a label there is no update, which is not the
         same as an update of zero: a zero row would force `d = 0`.
         """
         rows = [i for i, w in enumerate(self._weight) if w > 0 and self._moved[i] > 0]
         sums = self._sums if len(rows) == len(self._weight) else self._sums[rows]
-        total = torch.tensor([self._weight[i] for i in rows], dtype=torch.float64)
-        sums /= total.to(sums)[:, None]
+        left = [self._weight[i] / self._units[i] for i in rows]
+        if any(share != 1 for share in left):
+            sums /= torch.tensor(left, dtype=torch.float64).to(sums)[:, None]
         names = tuple(self._row)
         return Means(
             tuple(names[i] for i in rows),
@@ -197,7 +212,9 @@ def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
         return deltas.mm(deltas.T).cpu()
     if s == 0 or d == 0:
         return torch.zeros(s, s, dtype=torch.float64)
-    total = _chunked_products(deltas, None, chunk).cpu()
+    total = _gram_on_gpu(deltas) if deltas.is_cuda else None
+    if total is None:
+        total = _chunked_products(deltas, None, chunk).cpu()
     norms = total.diagonal()
     # A norm is between the largest value and √d times that.
     if bool(((norms >= 1e-24 * d) & (norms <= 1e24)).all()):
@@ -210,6 +227,12 @@ def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
     total = _chunked_products(deltas, scale, chunk).cpu()
     wide = scale.double().cpu()
     return total * wide[:, None] * wide[None, :]
+
+
+def _gram_on_gpu(deltas: Tensor) -> Tensor | None:
+    from fmol.kernels.gram import gram
+
+    return gram(deltas)
 
 
 def _chunked_products(deltas: Tensor, scale: Tensor | None, chunk: int) -> Tensor:

@@ -164,7 +164,7 @@ CONVOLUTIONS = [
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 @pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
 def test_convolutions_of_lanes_are_those_of_each_by_itself(shape: Any, precision: Any) -> None:
-    from fmol.engines import conv_kernels
+    from fmol.kernels import lane_conv
 
     images, channels, height, width, filters, kernel, *how = shape
     generator = torch.Generator().manual_seed(0)
@@ -180,12 +180,26 @@ def test_convolutions_of_lanes_are_those_of_each_by_itself(shape: Any, precision
     dx, dw, db = torch.autograd.grad(want, leaves, g.double())
     x, w, b, g = (t.cuda() for t in (x, w, b, g))
     with products(precision, x.device):
-        out = conv_kernels.lane_conv2d(x, w, b, *how)
-        found = conv_kernels.lane_conv2d_weight(x, g, w, True, *how)
-        back = conv_kernels.lane_conv2d_input(g, w, x, *how)
+        out = lane_conv.lane_conv2d(x, w, b, *how)
+        found = lane_conv.lane_conv2d_weight(x, g, w, True, *how)
+        back = lane_conv.lane_conv2d_input(g, w, x, *how)
     most = 5e-6 if precision == "fp32" else 2e-3
     for got, right in zip((out, *found, back), (want.detach(), dw, db, dx), strict=True):
         assert relative(got.cpu().double(), right) < most
+
+
+@pytest.mark.parametrize(("s", "d"), [(1, 7), (2, 42_000), (8, 100_003), (40, 2**20), (64, 5000)])
+def test_the_gramian_kernel_is_as_exact_as_products_of_short_chunks(s: int, d: int) -> None:
+    from fmol.kernels.gram import gram
+
+    rows = torch.randn(s, d, generator=torch.Generator().manual_seed(s))
+    found, again = gram(rows.cuda()), gram(rows.cuda())
+    assert found is not None
+    assert again is not None
+    assert torch.equal(found, again)
+    exact = rows.double() @ rows.double().T
+    lengths = exact.diagonal().sqrt()
+    assert ((found - exact).abs() <= 2e-7 * lengths[:, None] * lengths).all()
 
 
 def small_images(model: nn.Module, sizes: list[int]) -> Federation:

@@ -1,81 +1,18 @@
 """The CUDA kernels for convolutions with few channels, run thread by thread on the CPU.
 
-Their text is compiled as C++ with a few lines that stand in for CUDA; on a GPU the same shapes are
-tested in tests/invariances/test_gpu.py.
+On a GPU they are tested in tests/invariances/test_gpu.py.
 """
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-import shutil
-import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from fmol.engines import direct_conv
-
-GXX = shutil.which("g++")
-
-STAND_IN = """
-#include <barrier>
-#include <thread>
-#include <vector>
-#define __device__
-#define __global__
-#define __shared__ static
-#define __restrict__
-#define __launch_bounds__(n)
-struct Place { int x, y; };
-static thread_local Place threadIdx;
-static Place blockIdx;
-static std::barrier<>* barrier;
-#define __syncthreads() barrier->arrive_and_wait()
-"""
-LAUNCH = """
-extern "C" void launch(int wide, int high, int threads, ARGUMENTS) {
-  for (int y = 0; y < high; ++y)
-    for (int x = 0; x < wide; ++x) {
-      blockIdx = {x, y};
-      std::barrier<> all(threads);
-      barrier = &all;
-      std::vector<std::thread> started;
-      for (int t = 0; t < threads; ++t)
-        started.emplace_back([=] { threadIdx = {t, 0}; CALL; barrier->arrive_and_drop(); });
-      for (auto& one : started) one.join();
-    }
-}
-"""
-PARAMETERS = {
-    "convolve": ("const float* a, const float* b, const float* c, float* d, int e", "a, b, c, d, e"),
-    "correlate": ("const float* a, const float* b, float* c, int d, int e, int f", "a, b, c, d, e, f"),
-}  # fmt: skip
-
-
-class OnCpu:
-    """A kernel whose threads are threads of the CPU."""
-
-    def __init__(self, name: str, sizes: Mapping[str, int], folder: Path) -> None:
-        arguments, call = PARAMETERS[name]
-        launch = LAUNCH.replace("ARGUMENTS", arguments).replace("CALL", f"{name}({call})")
-        source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-        source.write_text(STAND_IN + direct_conv.kernel_text(name, sizes) + launch)
-        command = [str(GXX), "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-w"]
-        subprocess.run([*command, "-o", str(library), str(source)], check=True, timeout=120)
-        self._launch = ctypes.CDLL(str(library)).launch
-
-    def __call__(self, grid: tuple[int, int], threads: int, arguments: list[Tensor | int]) -> None:
-        self._launch(
-            *grid,
-            threads,
-            *(ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments),
-        )
-
+from cuda_on_cpu import GXX, OnCpu
+from fmol.kernels import direct_conv
 
 SHAPES = [
     # lanes, images, channels, height, width, filters, kernel, padding
@@ -92,12 +29,8 @@ SHAPES = [
 def test_kernels_compute_a_convolution_and_its_gradients(
     shape: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = itertools.count()
-
     def build(name: str, sizes: tuple[tuple[str, int], ...], device: torch.device) -> OnCpu:
-        folder = tmp_path / str(next(count))
-        folder.mkdir()
-        return OnCpu(name, dict(sizes), folder)
+        return OnCpu(name, direct_conv.kernel_text(name, dict(sizes)), tmp_path)
 
     monkeypatch.setattr(direct_conv, "_kernel", build)
     lanes, images, channels, height, width, filters, kernel, padding = shape
@@ -108,7 +41,9 @@ def test_kernels_compute_a_convolution_and_its_gradients(
     )
     b = torch.randn(lanes, filters)
     leaves = [t.double().requires_grad_() for t in (x, w, b)]
-    want = torch.stack([torch.conv2d(one[0], one[1], one[2], 1, padding) for one in zip(*leaves, strict=True)])
+    want = torch.stack(
+        [torch.conv2d(one[0], one[1], one[2], 1, padding) for one in zip(*leaves, strict=True)]
+    )
     g = torch.randn(want.shape)
     right = torch.autograd.grad(want, leaves, g.double())
     sizes = {

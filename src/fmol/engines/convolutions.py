@@ -217,7 +217,7 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @cache
 def _kernels() -> Any:
     """The module with Triton kernels; None where there is no Triton."""
-    return import_module("fmol.engines.conv_kernels") if find_spec("triton") else None
+    return import_module("fmol.kernels.lane_conv") if find_spec("triton") else None
 
 
 @torch.library.custom_op("fmol::lane_conv2d", mutates_args=())

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fmol.engines.direct_conv import convolve, correlate
+from fmol.kernels.direct_conv import convolve, correlate
 
 __all__ = ["lane_conv2d", "lane_conv2d_input", "lane_conv2d_weight"]
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
-from fmol.engines.nvrtc import CudaKernel, compile_kernel
+from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 
 __all__ = ["Shape", "convolve", "convolve_tiles", "correlate", "correlate_tiles", "kernel_text"]
 
@@ -136,7 +136,7 @@ def kernel_text(name: str, sizes: Mapping[str, int]) -> str:
     """The text of a kernel for these sizes."""
     given = {"CONVOLVE": 1} if name == "convolve" else {}
     names = "".join(f"#define {key} {int(value)}\n" for key, value in {**sizes, **given}.items())
-    return names + files("fmol.engines").joinpath("direct_conv.cu").read_text()
+    return names + files("fmol.kernels").joinpath("direct_conv.cu").read_text()
 
 
 def _threads_per_image(shape: Shape, tiles: Mapping[str, int]) -> int:
