@@ -12,8 +12,6 @@ from torch import Tensor
 
 __all__ = ["CudaKernel", "compile_kernel"]
 
-_libraries: list[ctypes.CDLL] = []
-
 
 class CudaKernel:
     """A kernel on one device; called with a grid, a block and its arguments."""
