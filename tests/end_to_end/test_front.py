@@ -25,13 +25,12 @@ from fmol.front import (
     train_front,
     write_front_figure,
 )
-from fmol.front import training as front_training
 from fmol.front.preferences import read_methods
 from fmol.front.result import FrontPoint
 from fmol.problems.quadratic import Quadratic
 from fmol.report import build_report
 from fmol.report.data import build_payload
-from fmol.runs import RunError, RunFolder
+from fmol.runs import RunError, RunFolder, together
 from fmol.runs.training import StoppedError, train_config
 
 SMALL: dict[str, Any] = {"clients": 4, "samples": 8}
@@ -183,7 +182,7 @@ def test_a_point_that_fails_is_said_and_the_others_stand(
             raise RunError("no room")
         return real(folder, *arguments, **named)
 
-    monkeypatch.setattr(front_training, "train_config", failing)
+    monkeypatch.setattr(together, "train_config", failing)
     with pytest.raises(RunError, match="1 of 3 points failed: weights-1-seed0"):
         train_front(
             tables(rounds=2), {}, FrontOptions(points=3), out=tmp_path, complain=said.append

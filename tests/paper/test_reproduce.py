@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from fmol.cli.commands import fmol
-from fmol.reproduce import EXPERIMENTS, RESULTS, missing_data, reproduce, running
+from fmol.record import RunRecord
+from fmol.reproduce import EXPERIMENTS, RESULTS, missing_data, plan_runs, reproduce
 from fmol.reproduce.charts import write_charts
 from fmol.reproduce.experiment import (
     Cell,
@@ -27,10 +31,15 @@ from fmol.reproduce.experiment import (
     Trial,
 )
 from fmol.reproduce.numbers import final_loss, losses_over_rounds, rounds_until
-from fmol.runs import RunError
+from fmol.reproduce.section import REPORT
+from fmol.reproduce.trials import FAILED
+from fmol.result import Snapshot
+from fmol.rounds import RoundReport
+from fmol.runs import RunError, RunFolder, together
+from fmol.runs.training import StoppedError
 
 
-def _first(size: Size, done: Records) -> list[Trial]:
+def _first(size: Size, done: Records | None) -> list[Trial]:
     return [
         Trial(
             f"lr{lr}",
@@ -45,8 +54,8 @@ def _first(size: Size, done: Records) -> list[Trial]:
     ]
 
 
-def _second(size: Size, done: Records) -> list[Trial]:
-    best = min(done, key=lambda name: final_loss(done[name], "f1"))
+def _second(size: Size, done: Records | None) -> list[Trial]:
+    best = min(done, key=lambda name: final_loss(done[name], "f1")) if done else "lr0.2"
     return [
         Trial("best", {**_first(size, done)[("lr0.05", "lr0.2").index(best)].tables, "rounds": 9})
     ]
@@ -74,7 +83,12 @@ TINY = Experiment("tiny", "A tiny one", "As it is.", (_first, _second), _conclud
 def test_what_was_tuned_in_one_stage_is_run_in_the_next_and_all_is_written(tmp_path: Path) -> None:
     said: list[str] = []
     found = reproduce(TINY, tmp_path / "tiny", small=True, device="cpu", say=said.append)
-    assert [path.name for path in found.files] == [RESULTS, "curves.png", "curves.svg"]
+    assert [path.name for path in found.files] == [
+        RESULTS,
+        "curves.png",
+        "curves.svg",
+        REPORT,
+    ]
     assert sorted(path.name for path in (tmp_path / "tiny" / "runs").iterdir()) == [
         "best",
         "lr0.05",
@@ -82,6 +96,9 @@ def test_what_was_tuned_in_one_stage_is_run_in_the_next_and_all_is_written(tmp_p
     ]
     written = json.loads((tmp_path / "tiny" / RESULTS).read_text())
     assert written["tables"][0]["rows"]["best"][0]["paper"] == 0.1
+    page = (tmp_path / "tiny" / REPORT).read_text()
+    assert "from 0.5 to" in page
+    assert "data:image/png;base64," in page
     assert written["runs"]["best"]["config"]["algorithm"]["server_lr"] == 0.2
     assert len(said) == 3
 
@@ -95,7 +112,7 @@ def test_runs_that_are_there_are_not_run_again_and_stopped_ones_are_gone_on_with
     def never(*arguments: object, **named: object) -> None:
         raise AssertionError("a run that is there was begun anew")
 
-    monkeypatch.setattr(running, "start", never)
+    monkeypatch.setattr(together, "train_config", never)
     two = reproduce(TINY, tmp_path, small=True, device="cpu", say=said.append)
     assert said == []
     assert two.outcome.tables == one.outcome.tables
@@ -112,6 +129,173 @@ def test_runs_of_other_settings_in_the_folder_are_refused(tmp_path: Path) -> Non
     )
     with pytest.raises(RunError, match="`seed` was 1 and is 2"):
         reproduce(other, tmp_path, small=True, device="cpu")
+
+
+# ---- many runs at a time -----------------------------------------------------------------------
+
+
+def _told(trial: str, seed: int = 0, **options: Any) -> Trial:
+    """A short run on quadratics whose clients differ, with batches."""
+    algorithm = {"name": "fsmgda", "local_steps": 3, "batch_size": 4, "local_lr": 0.05}
+    return Trial(
+        trial,
+        {
+            "rounds": 8,
+            "seed": seed,
+            "problem": {"name": "quadratic", "heterogeneity": 0.5, "noise": 0.5, "seed": seed},
+            "algorithm": {**algorithm, "server_lr": 0.3, **options},
+        },
+    )
+
+
+MIXED = [
+    _told("plain"),
+    _told("other seed", seed=1),
+    _told("other step", local_lr=0.02, server_lr=0.1),
+    _told("other K", local_steps=5),
+    _told("loss", seed=2, normalize="loss"),
+    _told("momentum", server_step={"name": "momentum", "beta": 0.5}, extrapolate=True),
+    _told("fedavg", seed=1, name="fedavg"),
+    _told("scaffold", drift_correction="scaffold"),
+    _told("scaffold of another seed", seed=2, drift_correction="scaffold", accumulate="mean"),
+]
+
+
+def _of(*trials: Trial, partial: bool = True) -> Experiment:
+    return Experiment(
+        "mixed", "", "", (lambda size, done: trials,), lambda *_: Outcome(), partial=partial
+    )
+
+
+def _losses(record: RunRecord) -> list[float]:
+    return losses_over_rounds(record, "f1") + losses_over_rounds(record, "f2")
+
+
+def test_runs_side_by_side_are_what_each_is_by_itself(tmp_path: Path) -> None:
+    """Whatever they differ in: seed and data, method, step sizes, K, what stays at the clients."""
+    many, one = (
+        reproduce(_of(*MIXED), tmp_path / engine, engine=engine, device="cpu").records
+        for engine in ("vectorized", "sequential")
+    )
+    for name in one:
+        assert _losses(many[name]) == pytest.approx(_losses(one[name]), rel=1e-9), name
+    # Quadratics of another seed have other losses, so that these are of the same seed and step.
+    notes = {note for report in many["plain"].reports for note in report.notes}
+    assert "lanes were stepped side by side with those of 1 other runs" in notes
+    assert not any("one by one" in note for note in notes)
+
+
+def test_networks_of_other_seeds_and_partitions_are_stepped_together(tmp_path: Path) -> None:
+    """A model of the small digits: its own data, first parameters and batches for each."""
+    told = {"local_steps": 2, "batch_size": 16, "local_lr": 0.1, "server_lr": 0.1}
+    trials = [
+        Trial(
+            f"{partition}-{seed}",
+            {
+                "rounds": 3,
+                "seed": seed,
+                "problem": {"name": "multidigits", "partition": partition, "seed": seed},
+                "algorithm": {"name": "fsmgda", **told},
+            },
+        )
+        for partition in ("iid", "left-shards")
+        for seed in (0, 1)
+    ]
+    many = reproduce(_of(*trials), tmp_path / "many", engine="vectorized", device="cpu").records
+    for trial in trials:
+        one = reproduce(_of(trial), tmp_path / trial.name, engine="vectorized", device="cpu")
+        for task in ("left", "right"):
+            alone = losses_over_rounds(one.records[trial.name], task)
+            assert losses_over_rounds(many[trial.name], task) == pytest.approx(alone, rel=1e-4)
+    notes = {note for report in many["iid-0"].reports for note in report.notes}
+    assert "lanes were stepped side by side with those of 3 other runs" in notes
+
+
+def test_interrupted_all_runs_go_on_to_the_same_end(tmp_path: Path) -> None:
+    """One of them as if it was killed while it wrote a line."""
+    trials = [replace(trial, hopeful=True) for trial in MIXED]
+    whole = reproduce(_of(*trials), tmp_path / "whole", device="cpu").records
+
+    def interrupt(report: RoundReport, snapshot: Snapshot) -> None:
+        if report.round == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(StoppedError, match="the same command"):
+        reproduce(_of(*trials), tmp_path / "broken", device="cpu", watch=lambda *_: [interrupt])
+    folder = RunFolder(tmp_path / "broken" / "runs" / "plain")
+    assert not folder.summary.is_file()
+    assert folder.metrics.stat().st_size
+    with folder.metrics.open("a") as log:
+        log.write('{"kind": "rou')
+    again = reproduce(_of(*trials), tmp_path / "broken", device="cpu").records
+    for name in whole:
+        assert _losses(again[name]) == pytest.approx(_losses(whole[name]), rel=1e-12), name
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
+def test_a_race_ends_when_one_is_there(engine: str, tmp_path: Path) -> None:
+    fast, slow = (
+        Trial(
+            name,
+            {**_told(name, server_lr=lr, local_lr=0.1, batch_size=64).tables, "stop_at": 0.2501}
+            | {"rounds": 200},
+            race="tuning",
+        )
+        for name, lr in (("fast", 0.3), ("slow", 0.001))
+    )
+    records = reproduce(_of(fast, slow), tmp_path, engine=engine, device="cpu").records
+    took = len(records["fast"].reports)
+    assert 1 < took < 100
+    assert took < len(records["slow"].reports) <= took + 2
+    assert rounds_until(records["slow"], "f1", 0.2501) == math.inf
+    # One that comes later knows how fast the others were.
+    third = Trial("third", {**slow.tables, "seed": 3}, race="tuning")
+    found = reproduce(_of(fast, slow, third), tmp_path, engine=engine, device="cpu").records
+    assert len(found["third"].reports) == took + 1
+
+
+def test_runs_without_hope_are_given_up_and_those_that_fail_are_not_tried_again(
+    tmp_path: Path,
+) -> None:
+    trials = [
+        Trial(
+            "lost", {**_told("", server_lr=1.2, local_lr=0.01).tables, "rounds": 60}, hopeful=True
+        ),
+        Trial("broken", {**_told("", server_lr=1e30, local_lr=1e30).tables, "rounds": 60}),
+        _told("good"),
+    ]
+    said: list[str] = []
+    found = reproduce(_of(*trials), tmp_path, device="cpu", say=said.append).records
+    assert len(found["lost"].reports) < 60
+    assert "stopped" in found["lost"].stopped
+    assert found["broken"].final is None
+    assert final_loss(found["broken"], "f1") == math.inf
+    assert (tmp_path / "runs" / "broken" / FAILED).is_file()
+    assert len([text for text in said if "broken failed" in text]) == 1
+    said.clear()
+    again = reproduce(_of(*trials), tmp_path, device="cpu", say=said.append).records
+    assert said == []
+    assert again.keys() == found.keys()
+    assert len(found["good"].reports) == 8
+
+
+def test_some_runs_alone_are_run_where_they_are_named(tmp_path: Path) -> None:
+    found = reproduce(_of(*MIXED), tmp_path, device="cpu", only=["scaffold", "o*er seed"])
+    assert sorted(found.records) == ["other seed", "scaffold", "scaffold of another seed"]
+    with pytest.raises(RunError, match=r"no run of mixed has 'scafold' in its name.*plain"):
+        reproduce(_of(*MIXED), tmp_path, device="cpu", only=["scafold"])
+    with pytest.raises(RunError, match="3 of 9 runs"):
+        reproduce(_of(*MIXED, partial=False), tmp_path, device="cpu", only=["scaffold"])
+
+
+def test_a_plan_counts_runs_rounds_and_steps_of_lanes() -> None:
+    parts = plan_runs(_of(*MIXED), Size(True, 1))
+    assert sum(part.runs for part in parts) == 9
+    three, five = parts
+    # Ten clients with two objectives each, but for FedAvg, which has one lane a client.
+    assert (three.lanes, three.lane_steps) == (7 * 20 + 10, 8 * 3 * (7 * 20 + 10))
+    assert (five.rounds, five.lane_steps) == (8, 8 * 5 * 20)
+    assert [part.runs for part in plan_runs(_of(*MIXED), Size(True, 1), ["scaffold"])] == [2]
 
 
 @pytest.mark.parametrize(
@@ -178,9 +362,25 @@ def test_more_local_steps_need_fewer_rounds(tmp_path: Path) -> None:
         ("batch", ["FSMGDA converges faster the larger the batch (i.i.d.)"]),
         ("centralised", ["FMGDA and MGD end near one another"]),
         ("clients", ["FSMGDA converges with 5, 10 and 30 clients (i.i.d.)"]),
+        ("local-steps", ["FSMGDA needs fewer rounds the more local steps it takes (i.i.d.)"]),
     ],
 )
 def test_claims_of_the_paper_that_hold_in_small(name: str, held: list[str], tmp_path: Path) -> None:
     found = reproduce(EXPERIMENTS[name], tmp_path, small=True, device="cpu")
     holding = {claim.text for claim in found.outcome.claims if claim.holds}
     assert set(held) <= holding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["river-flow", "celeba", "heterogeneity", "conflict"])
+def test_experiments_with_data_of_their_own_come_to_an_end_in_small(
+    name: str, tmp_path: Path
+) -> None:
+    experiment = EXPERIMENTS[name]
+    lacking = missing_data(experiment, small=True)
+    if lacking:
+        pytest.skip(f"the data of {', '.join(lacking)} are not found")
+    found = reproduce(experiment, tmp_path, small=True, seeds=1, device="cpu")
+    assert found.outcome.tables
+    if name in ("celeba", "conflict"):
+        assert all(claim.holds for claim in found.outcome.claims)

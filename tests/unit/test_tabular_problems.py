@@ -260,6 +260,27 @@ def test_blocks_of_the_river_do_not_cross_the_joint(
     assert federation.held_out[0].shape == (len(test), 64)
 
 
+@pytest.mark.parametrize("partition", ["blocks", "iid"])
+def test_a_client_of_the_river_holds_out_rows_of_its_own_series(
+    partition: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_openml(monkeypatch, river(), {})
+    federation = RiverFlow(partition=partition, client_test_samples=50).build(tmp_path)
+    train, test = river_flow.blocked_split(ROWS, (JOINT,), 0.2, LAG + HORIZON)
+
+    def rows(targets: torch.Tensor) -> set[int]:
+        return set((targets[:, 0].double() * train.std() + train.mean()).round().long().tolist())
+
+    for id in federation.population.ids():
+        client = federation.client(id)
+        mine, own = rows(client.data[1]), rows(client.held_out[1])
+        assert len(own) == 50
+        assert own <= set(test.tolist())
+        assert {row < JOINT for row in own} <= {row < JOINT for row in mine}
+    without = RiverFlow(partition=partition, client_test_samples=0).build(tmp_path)
+    assert without.client(without.population.ids()[0]).held_out is None
+
+
 def test_held_out_rows_of_the_river_change_nothing_in_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,14 +43,17 @@ MOST_GRAPHS = 8
 GRAPH_SHARE = 0.1
 """Of the device's memory, how much lanes may take whose steps become a graph: it keeps a part of it,
 and steps of large models are not held up by Python anyway."""
-COMPILE_SECONDS = 15.0
-"""What compiling the steps of a small model takes, about."""
+COMPILE_SECONDS = {"first": 14.0, "later": 5.0}
+"""What compiling the steps of a small model takes, about: the first time in a process, and later."""
 COMPILE_GAIN = 0.4
 """How much of a round's time it saves, about."""
 
 
 class LaneWorker:
     """Steps lanes on one device, with a model of its own."""
+
+    _has_compiled = False
+    """Whether one in this process has: the compiler is loaded then."""
 
     def __init__(
         self,
@@ -74,7 +77,9 @@ class LaneWorker:
         self._memory = 0
         if self.device.type == "cuda":
             self._memory = torch.cuda.get_device_properties(self.device).total_memory
-        self._drawn = BatchTables(seed)
+        self.batches = BatchTables(seed)
+        """Which samples clients take in which step."""
+        self.graph_at = GRAPH_AT
         self._uses: dict[Any, int] = {}
         self._graphs: dict[Any, StepGraph | None] = {}
         self._compiled: set[Any] = set()
@@ -89,7 +94,7 @@ class LaneWorker:
         first, pulls = jobs[0].ask, pulls_of([job.lane for job in jobs], jobs[0].site)
         local = first.local
         assert local is not None
-        schedule = plan_steps(jobs, pool, self._drawn)
+        schedule = plan_steps(jobs, pool, self.batches)
         if all(job.ask.x is first.x for job in jobs):
             starts = first.x.to(self.device).expand(len(jobs), -1)
         else:
@@ -111,9 +116,9 @@ class LaneWorker:
     def draw_ahead(self) -> None:
         """Draws the batches of the next round, while the device is busy with this one's."""
         if self.device.type == "cuda":
-            self._drawn.draw_ahead()
+            self.batches.draw_ahead()
         else:
-            self._drawn.begin()
+            self.batches.begin()
 
     def _take(
         self,
@@ -182,7 +187,8 @@ class LaneWorker:
         if events is None or not events[1].query():
             return False
         seconds = 1e-3 * events[0].elapsed_time(events[1])
-        return bool(self.rounds_left * seconds * COMPILE_GAIN > COMPILE_SECONDS)
+        cost = COMPILE_SECONDS["later" if LaneWorker._has_compiled else "first"]
+        return bool(self.rounds_left * seconds * COMPILE_GAIN > cost)
 
     def _compile_steps(
         self,
@@ -196,6 +202,7 @@ class LaneWorker:
         if len(set(schedule.widths)) > 2:
             self._note("steps are not compiled: their batches have more than two sizes")
             return
+        LaneWorker._has_compiled = True
         self._say("compiling")
         logger.info("compiling steps of %d lanes", len(starts))
         X = starts.clone(memory_format=torch.contiguous_format)
@@ -207,7 +214,7 @@ class LaneWorker:
     # ---- as a graph --------------------------------------------------------------------------
 
     def _wants_graph(self, shape: Any, lanes: int, staged: int) -> bool:
-        if self._uses[shape] < GRAPH_AT:
+        if self._uses[shape] < self.graph_at:
             return False
         if shape not in self._graphs and len(self._graphs) >= MOST_GRAPHS:
             return False

@@ -10,14 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fmol.config import Config, ConfigError, read_config, read_file
-from fmol.engines import all_devices, make_engine, resolve_device
+from fmol.engines import make_engine, resolve_device
 from fmol.engines.seam import Engine
 from fmol.errors import FmolError
 from fmol.federation import Federation
-from fmol.front.lockstep import SharedEngine, run_in_lockstep
 from fmol.front.options import FrontOptions
 from fmol.front.preferences import (
     Method,
@@ -32,6 +29,7 @@ from fmol.result import Result
 from fmol.runs import RunError, RunFolder
 from fmol.runs.folder import new_folder
 from fmol.runs.identity import changed_keys
+from fmol.runs.together import PlannedRun, steps_together, train_together
 from fmol.runs.training import Say, StoppedError, Watch, train_config
 from fmol.stationarity import measure_stationarity
 from fmol.tradeoffs import load_moocore
@@ -110,7 +108,7 @@ def train_front(
     planned = _plan(tables, flags, methods, shares, names, seeded, path)
     todo = [run for run in planned if not _is_done(run)]
     say(f"{len(planned)} points, {len(planned) - len(todo)} of them done already, in {path}")
-    failed = _train(federation, todo, seeded, command or _command(), watch, say, complain or say)
+    failed = _train(federation, todo, command or _command(), watch, say, complain or say)
     say("measuring stationarity")
     done = [run for run in planned if run.folder.summary.is_file()]
     if not done:
@@ -183,7 +181,6 @@ def _is_done(run: _Run) -> bool:
 def _train(
     federation: Federation,
     todo: Sequence[_Run],
-    seeds: Sequence[int],
     command: str,
     watch: Watch | None,
     say: Say,
@@ -191,42 +188,34 @@ def _train(
 ) -> list[str]:
     """Trains what is to be trained; the names of runs that failed."""
     ended: dict[str, Any] = {}
-    for seed in seeds:
-        own = [run for run in todo if run.config.run.seed == seed]
-        together = len(own) > 1 and _side_by_side(own[0].config)
-        try:
-            if together:
-                ended |= _train_together(federation, own, command, watch, say)
-            else:
-                for run in own:
-                    say(run.name)
-                    ended[run.name] = _outcome(
-                        partial(_train_one, federation, run, command, watch, say)
-                    )
-        except KeyboardInterrupt as error:
-            ended["interrupt"] = error
-        halted = (KeyboardInterrupt, StoppedError)
-        stopped = next((each for each in ended.values() if isinstance(each, halted)), None)
-        if stopped is not None:
-            finished = sum(isinstance(each, Result) for each in ended.values())
-            cause = stopped.__cause__ if isinstance(stopped, StoppedError) else stopped
-            raise StoppedError(
-                f"stopped: {finished} of {len(todo)} points are done, the others keep their rounds. Go "
-                f"on with the same command and `--out {todo[0].folder.path.parent}`"
-            ) from cause
+    try:
+        if len(todo) > 1 and steps_together(todo[0].config.run):
+            planned = [PlannedRun(run.folder, run.config, federation) for run in todo]
+            outcomes = train_together(planned, command=command, watch=watch, say=say)
+            ended |= {run.name: each for run, each in zip(todo, outcomes, strict=True)}
+        else:
+            for run in todo:
+                say(run.name)
+                ended[run.name] = _outcome(
+                    partial(_train_one, federation, run, command, watch, say)
+                )
+    except KeyboardInterrupt as error:
+        ended["interrupt"] = error
+    halted = (KeyboardInterrupt, StoppedError)
+    stopped = next((each for each in ended.values() if isinstance(each, halted)), None)
+    if stopped is not None:
+        finished = sum(isinstance(each, Result) for each in ended.values())
+        cause = stopped.__cause__ if isinstance(stopped, StoppedError) else stopped
+        raise StoppedError(
+            f"stopped: {finished} of {len(todo)} points are done, the others keep their rounds. Go "
+            f"on with the same command and `--out {todo[0].folder.path.parent}`"
+        ) from cause
     failed = {name: each for name, each in ended.items() if isinstance(each, BaseException)}
     for name, why in failed.items():
         if not isinstance(why, FmolError | RunError | ValueError | OSError):
             raise why
         complain(f"{name} failed: {why}")
     return list(failed)
-
-
-def _side_by_side(config: Config) -> bool:
-    """Whether lanes of several points are stepped together."""
-    if config.run.engine == "auto":
-        return resolve_device(config.run.device).type == "cuda"
-    return config.run.engine == "vectorized"
 
 
 def _outcome(run: Callable[[], Result]) -> Result | Exception:
@@ -242,57 +231,9 @@ def _train_one(
     command: str,
     watch: Watch | None,
     say: Say,
-    engine: Engine | None = None,
 ) -> Result:
     """The result of a point's run, gone on with where it was begun."""
-    return train_config(
-        run.folder,
-        run.config,
-        federation,
-        command=command,
-        watch=watch,
-        say=say,
-        engine=None if engine is None else lambda *_, **__: engine,
-    )
-
-
-def _train_together(
-    federation: Federation, runs: Sequence[_Run], command: str, watch: Watch | None, say: Say
-) -> dict[str, Any]:
-    """Name → the result of each run, or what ended it, all in lock-step."""
-    options = runs[0].config.run
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    shown = runs[len(runs) // 2]  # Not one of those that neglect an objective on purpose.
-    say(f"{len(runs)} points side by side; the line is that of {shown.name}")
-    engine = SharedEngine(
-        federation,
-        seed=options.seed,
-        device=resolve_device(options.device),
-        devices=all_devices(options.device),
-        precision=options.precision,
-        compile=options.compile,
-        lanes_in_flight=options.lanes_in_flight,
-        say=say,
-    )
-    quiet: Say = lambda text: None  # noqa: E731
-
-    def go(run: _Run) -> Callable[[Engine], Result]:
-        mine = run is shown
-        return partial(
-            _train_one,
-            federation,
-            run,
-            command,
-            watch if mine else None,
-            say if mine else quiet,
-        )
-
-    try:
-        outcomes = run_in_lockstep(engine, [go(run) for run in runs], options.rounds)
-    finally:
-        engine.close()
-    return {run.name: each for run, each in zip(runs, outcomes, strict=True)}
+    return train_config(run.folder, run.config, federation, command=command, watch=watch, say=say)
 
 
 # ---- what came out ---------------------------------------------------------------------------
@@ -302,7 +243,7 @@ def _measure(federation: Federation, runs: Sequence[_Run]) -> list[FrontPoint]:
     """The points of finished runs, with the stationarity of each model."""
     options = runs[0].config.run
     machine = make_engine(
-        "vectorized" if _side_by_side(runs[0].config) else "sequential",
+        "vectorized" if steps_together(runs[0].config.run) else "sequential",
         federation,
         seed=options.seed,
         device=resolve_device(options.device),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -38,6 +38,7 @@ from fmol.problems.tables import (
     read_arff,
     tensor,
 )
+from fmol.rng import stream
 
 __all__ = ["HORIZON", "JOINT", "LAG", "ROWS", "SITES", "RiverFlow", "blocked_split"]
 
@@ -75,6 +76,8 @@ class RiverFlow:
     """The share of each series, at its end, that is held out."""
     gap: Annotated[int, Range(least=HORIZON, below=500)] = LAG + HORIZON
     """Rows left out between training and held-out rows; under 48 a held-out target is an input."""
+    client_test_samples: Annotated[int, Range(least=0)] = 64
+    """Held-out rows that each client has of its own, of the series that its rows are of; 0 for none."""
     seed: int = 0
     """What the model's first parameters and every random split are drawn from."""
 
@@ -126,15 +129,30 @@ class RiverFlow:
             # Two clients can cover eight sites with four each; more clients mostly hold fewer.
             else random_subsets(SITES, self.clients, size=(2, 4), seed=self.seed)
         )
+        clients = make_clients(tensor(inputs[train]), tensor(targets[train]), parts, held)
+        if self.client_test_samples:
+            own = [self._own_test(i, train[part], test) for i, part in enumerate(parts)]
+            clients = [
+                replace(client, held_out=(tensor(inputs[rows]), tensor(targets[rows])))
+                for client, rows in zip(clients, own, strict=True)
+            ]
         return Federation(
             model=mlp([inputs.shape[1], self.width, self.width, len(SITES)], self.seed),
             objectives=[
                 Objective(site, SquaredError(s), {"rmse": whole_set(RootMeanSquare(s))})
                 for s, site in enumerate(SITES)
             ],
-            clients=make_clients(tensor(inputs[train]), tensor(targets[train]), parts, held),
+            clients=clients,
             held_out=(tensor(inputs[test]), tensor(targets[test])),
         )
+
+    def _own_test(self, client: int, mine: Indices, test: Indices) -> Indices:
+        """Held-out rows for a client with the rows `mine`: of its series, or of both if it has both."""
+        first, second = bool((mine < JOINT).any()), bool((mine >= JOINT).any())
+        rows = test[((test < JOINT) & first) | ((test >= JOINT) & second)]
+        generator = stream(self.seed, "problem", "own test", client)
+        chosen = generator.permutation(rows)[: self.client_test_samples]
+        return np.sort(chosen)
 
 
 def blocked_split(

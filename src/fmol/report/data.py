@@ -56,6 +56,7 @@ def build_payload(
     title: str | None = None,
     alone: RunRecord | None = None,
     front: Mapping[str, Any] | None = None,
+    experiment: Mapping[str, Any] | None = None,
 ) -> Payload:
     """All that the page draws, as dicts, lists, numbers and text; None where nothing was measured."""
     if not records:
@@ -90,6 +91,7 @@ def build_payload(
         "groups": [{"label": each.label, "runs": list(each.members)} for each in groups],
         "alone": _alone(records, alone, names),
         "front": build_front(groups, names, front),
+        "experiment": None if experiment is None else dict(experiment),
     }
 
 

@@ -29,6 +29,7 @@ SCRIPTS = (
     "clients.js",
     "exchange.js",
     "front.js",
+    "experiment.js",
     "page.js",
 )
 """In the order in which they build on one another."""
@@ -41,6 +42,7 @@ def build_report(
     title: str | None = None,
     alone: RunRecord | None = None,
     front: Mapping[str, Any] | None = None,
+    experiment: Mapping[str, Any] | None = None,
 ) -> str:
     """A whole HTML page: one record is the report of a run, several are a comparison.
 
@@ -48,6 +50,7 @@ def build_report(
     a record of training with `Alone`, adds what each client gains over training by itself; a record
     of that kind among `records` serves as well. Runs that differ in the preference they were trained
     with are shown as a front; `front`, of `Front.summary()`, adds its reference point and hypervolume.
+    `experiment`, what `fmol.reproduce.section` makes, adds a section with tables and claims.
 
     >>> from fmol import FMGDA, fit
     >>> from fmol.problems.quadratic import Quadratic
@@ -55,7 +58,7 @@ def build_report(
     >>> build_report([result.record()]).startswith("<!doctype html>")
     True
     """
-    payload = build_payload(records, title=title, alone=alone, front=front)
+    payload = build_payload(records, title=title, alone=alone, front=front, experiment=experiment)
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
     parts = {
         # Only what was written here may run: a name that smuggles in markup would stay inert.
@@ -79,13 +82,14 @@ def write_report(
     title: str | None = None,
     alone: RunRecord | None = None,
     front: Mapping[str, Any] | None = None,
+    experiment: Mapping[str, Any] | None = None,
 ) -> Path:
     """The path of the file written, with what `build_report` gives in it.
 
     The file appears at once or not at all: whoever opens it meanwhile sees the one before.
     """
     target = Path(path)
-    page = build_report(records, title=title, alone=alone, front=front)
+    page = build_report(records, title=title, alone=alone, front=front, experiment=experiment)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, page)
     return target

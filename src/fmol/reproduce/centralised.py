@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log
 
-from fmol.reproduce.digits import READING, TASKS, algorithm, digits, ends, named
+from fmol.reproduce.digits import READING, TASKS, algorithm, digits, ends
 from fmol.reproduce.experiment import Claim, Experiment, Outcome, Place, Records, Size, Trial
+from fmol.reproduce.naming import named
 from fmol.reproduce.numbers import final_loss
 
 __all__ = ["CENTRALISED"]
@@ -19,7 +20,7 @@ def _steps(size: Size) -> tuple[int, ...]:
     return (1, 5) if size.small else (1, 5, 10, 20)
 
 
-def _trials(size: Size, done: Records) -> Sequence[Trial]:
+def _trials(size: Size, done: Records | None) -> Sequence[Trial]:
     rounds, trials = 40 if size.small else 100, []
     for k in _steps(size):
         for seed in range(size.seeds):
@@ -92,6 +93,6 @@ CENTRALISED = Experiment(
     f"{BATCH} samples of each client, as FSMGDA does. Local and central step size 0.1.",
     (_trials,),
     _conclude,
-    cost="small 52 s on a busy CPU core; in full not timed yet",
+    cost="small 56 s on one CPU core; in full not timed yet",
     data=("multimnist",),
 )

@@ -12,9 +12,9 @@ from fmol.reproduce.digits import (
     curves,
     digits,
     ends,
-    named,
 )
 from fmol.reproduce.experiment import Claim, Experiment, Outcome, Place, Records, Size, Trial
+from fmol.reproduce.naming import named
 from fmol.reproduce.numbers import losses_over_rounds
 
 __all__ = ["CLIENTS"]
@@ -28,7 +28,7 @@ def _partitions(size: Size) -> tuple[str, ...]:
     return ("iid", "left-shards") if size.small else ("iid", "left-shards", "both-shards")
 
 
-def _trials(size: Size, done: Records) -> Sequence[Trial]:
+def _trials(size: Size, done: Records | None) -> Sequence[Trial]:
     return [
         Trial(
             named(partition, f"m{count}", seed=seed),
@@ -81,6 +81,6 @@ CLIENTS = Experiment(
     "gradient steps.",
     (_trials,),
     _conclude,
-    cost="small 69 s on a busy CPU core; in full not timed yet",
+    cost="small 66 s on one CPU core; in full not timed yet",
     data=("multimnist",),
 )

@@ -22,6 +22,7 @@ __all__ = [
     "Place",
     "Radar",
     "Records",
+    "Reproduction",
     "Size",
     "Table",
     "Trial",
@@ -53,6 +54,11 @@ class Trial:
 
     name: str
     tables: Mapping[str, Any]
+    race: str = ""
+    """Runs of one race end when one of them has reached what they are to stop at: the others can
+    only be later."""
+    hopeful: bool = False
+    """Whether it is given up where its losses say that it will not get to what it is to stop at."""
 
 
 # ---- what comes out ----------------------------------------------------------------------------
@@ -60,7 +66,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Cell:
-    """A number for each seed, infinite where it was never reached, and the paper's."""
+    """A number for each seed, infinite where it was never reached, and the paper's.
+
+    It is not a number where there is nothing to measure.
+    """
 
     values: tuple[float, ...]
     paper: float | None = None
@@ -78,7 +87,9 @@ class Cell:
 
     def __str__(self) -> str:
         reached = [value for value in self.values if math.isfinite(value)]
-        if not reached:
+        if all(map(math.isnan, self.values)):
+            text = "–"
+        elif not reached:
             text = "never"
         elif len(reached) < len(self.values):
             text = f"{fmean(reached):.3g} in {len(reached)} of {len(self.values)}"
@@ -106,6 +117,13 @@ class Claim:
     holds: bool
     evidence: str
     whose: Literal["paper", "ours"] = "paper"
+
+    @property
+    def verdict(self) -> str:
+        """Whether it holds, in words."""
+        if self.holds:
+            return "holds"
+        return "not reproduced" if self.whose == "paper" else "does not hold"
 
 
 @dataclass(frozen=True)
@@ -155,8 +173,9 @@ class Experiment:
     title: str
     reading: str
     """How what the paper leaves open was read."""
-    stages: Sequence[Callable[[Size, Records], Sequence[Trial]]] = field(repr=False)
-    """Each gives runs, seeing those of the stages before it: tuning comes before what is tuned."""
+    stages: Sequence[Callable[[Size, Records | None], Sequence[Trial]]] = field(repr=False)
+    """Each gives runs, seeing those of the stages before it: tuning comes before what is tuned.
+    Without records it gives as many with whatever may be chosen, so that they can be counted."""
     conclude: Callable[[Size, Records, Place], Outcome] = field(repr=False)
     seeds: int = 3
     small_seeds: int = 2
@@ -165,3 +184,16 @@ class Experiment:
     data: tuple[str, ...] = ()
     """Problems whose data the full version reads."""
     small_data: tuple[str, ...] = ()
+    partial: bool = False
+    """Whether it concludes from some of its runs, leaving out what the others would tell."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What an experiment came to, and where it is written."""
+
+    experiment: Experiment
+    size: Size
+    outcome: Outcome
+    records: Records
+    files: tuple[Path, ...]

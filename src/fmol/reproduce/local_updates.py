@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fmol.reproduce.digits import READING, TASKS, algorithm, curves, digits, ends, named, ranked
+from fmol.reproduce.digits import READING, TASKS, algorithm, curves, digits, ends, ranked
 from fmol.reproduce.experiment import Experiment, Outcome, Place, Records, Size, Trial
+from fmol.reproduce.naming import named
 
 __all__ = ["LOCAL_UPDATES"]
 
@@ -18,7 +19,7 @@ def _kinds(size: Size) -> tuple[str, ...]:
     return ("fsmgda",) if size.small else ("fmgda", "fsmgda")
 
 
-def _trials(size: Size, done: Records) -> Sequence[Trial]:
+def _trials(size: Size, done: Records | None) -> Sequence[Trial]:
     options = {"fmgda": {}, "fsmgda": {"batch_size": 64}}
     return [
         Trial(
@@ -65,6 +66,6 @@ LOCAL_UPDATES = Experiment(
     READING + " K counts gradient steps; FSMGDA with batches of 64, i.i.d. clients.",
     (_trials,),
     _conclude,
-    cost="small 48 s on a busy CPU core; in full not timed yet",
+    cost="small 24 s on one CPU core; in full not timed yet",
     data=("multimnist",),
 )

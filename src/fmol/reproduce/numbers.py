@@ -27,7 +27,9 @@ def rounds_until(record: RunRecord, objective: str, target: float) -> float:
 
 
 def final_loss(record: RunRecord, objective: str) -> float:
-    """The trained model's training loss; infinite where it is not a number."""
+    """The trained model's training loss; infinite where it is not a number, or the run failed."""
+    if record.final is None:
+        return math.inf
     loss = losses_over_rounds(record, objective)[-1]
     return math.inf if math.isnan(loss) else loss
 

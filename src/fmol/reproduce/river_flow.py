@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from fmol.problems.river_flow import SITES
-from fmol.reproduce.digits import named
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
@@ -21,6 +20,7 @@ from fmol.reproduce.experiment import (
     Table,
     Trial,
 )
+from fmol.reproduce.naming import named
 from fmol.reproduce.numbers import final_loss, final_metric, losses_over_rounds
 
 __all__ = ["RIVER_FLOW"]
@@ -37,14 +37,19 @@ def _settings(size: Size) -> list[tuple[int, int]]:
     return list(dict.fromkeys(pairs))
 
 
-def _trials(size: Size, done: Records) -> Sequence[Trial]:
+def _trials(size: Size, done: Records | None) -> Sequence[Trial]:
     return [
         Trial(
             named(how, f"k{k}", f"b{batch}", seed=seed),
             {
                 "rounds": 20 if size.small else 100,
                 "seed": seed,
-                "problem": {"name": "river-flow", "partition": "iid", "seed": seed},
+                "problem": {
+                    "name": "river-flow",
+                    "partition": "iid",
+                    "client_test_samples": 0,
+                    "seed": seed,
+                },
                 "algorithm": {
                     "name": "fsmgda",
                     "local_steps": k,

@@ -5,40 +5,33 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from fmol import __version__
-from fmol.config import Config, read_config, toml_value
-from fmol.federation import Federation
 from fmol.files import write_whole
 from fmol.problems import find_problem
 from fmol.problems.loading import find_data
 from fmol.record import RunRecord
 from fmol.reproduce.charts import write_charts
-from fmol.reproduce.experiment import Experiment, Outcome, Place, Size, Trial
-from fmol.runs import RunError, RunFolder, resume, start
-from fmol.runs.identity import changed_keys
+from fmol.reproduce.experiment import Experiment, Place, Reproduction, Size
+from fmol.reproduce.section import write_section
+from fmol.reproduce.trials import Trials
+from fmol.runs import RunError
 from fmol.runs.training import Watch
 
-__all__ = ["RESULTS", "Reproduction", "missing_data", "reproduce"]
+__all__ = [
+    "RESULTS",
+    "experiment_size",
+    "is_wanted",
+    "missing_data",
+    "reproduce",
+]
 
 RESULTS = "results.json"
-KEPT_BUILT = 4
-"""Problems that are kept in memory: many runs are of one."""
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """What an experiment came to, and where it is written."""
-
-    experiment: Experiment
-    size: Size
-    outcome: Outcome
-    records: Mapping[str, RunRecord]
-    files: tuple[Path, ...]
 
 
 def reproduce(
@@ -49,34 +42,68 @@ def reproduce(
     seeds: int | None = None,
     engine: str = "auto",
     device: str = "auto",
+    precision: str = "fp32",
     data_dir: str | None = None,
+    only: Sequence[str] = (),
     watch: Watch | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Reproduction:
-    """Runs an experiment into the folder `out`: `runs/`, `results.json` and figures.
+    """Runs an experiment into the folder `out`: `runs/`, `results.json`, figures and a report.
 
-    Runs that are there already are not run again, and one that was stopped is gone on with.
+    Runs that are there already are not run again, and one that was stopped is gone on with. With the
+    engines `auto` and `vectorized` many runs go on at a time, their lanes stepped side by side. `only`
+    runs those alone whose name has one of these texts in it (`*` stands for anything), and concludes
+    from what is there.
     """
-    size = Size(small, seeds or (experiment.small_seeds if small else experiment.seeds))
+    size = experiment_size(experiment, small, seeds)
     folder = Path(out)
-    where = {"engine": engine, "device": device}
+    where = {"engine": engine, "device": device, "precision": precision}
     if data_dir is not None:
         where["data_dir"] = data_dir
-    built: dict[str, Federation] = {}
+    trials = Trials(folder / "runs", where, watch, say)
     records: dict[str, RunRecord] = {}
+    lacking = meant = 0
     for stage in experiment.stages:
-        trials = stage(size, records)
-        for number, trial in enumerate(trials, 1):
-            config = read_config({**trial.tables, **where})
-            at = f"{experiment.name} {number}/{len(trials)}: {trial.name}"
-            _run(folder / "runs" / trial.name, trial, config, built, at, watch, say)
-            records[trial.name] = RunFolder(folder / "runs" / trial.name).record(trial.name)
+        planned = stage(size, records)
+        wanted = [trial for trial in planned if is_wanted(trial.name, only)]
+        meant += len(wanted)
+        trials.run(wanted, experiment.name)
+        there = trials.found(planned)
+        lacking += len(planned) - len(there)
+        records |= there
+    if only and not meant:
+        known = [trial.name for stage in experiment.stages for trial in stage(size, None)]
+        raise RunError(
+            f"no run of {experiment.name} has {' or '.join(map(repr, only))} in its name. "
+            + (f"One is called {known[0]}." if known else "It has none to choose from.")
+        )
     folder.mkdir(parents=True, exist_ok=True)
+    if lacking and not experiment.partial:
+        raise RunError(
+            f"{len(records)} of {len(records) + lacking} runs are in `{folder}`, and {experiment.name} "
+            "concludes from all of them. Go on with the same command without `--only`."
+        )
     outcome = experiment.conclude(size, records, Place(folder, say))
-    content = _content(experiment, size, outcome, records)
+    found = Reproduction(experiment, size, outcome, records, ())
     path = folder / RESULTS
+    content = _content(found)
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    return Reproduction(experiment, size, outcome, records, (path, *write_charts(folder, outcome)))
+    found = replace(found, files=(path, *write_charts(folder, outcome)))
+    return replace(found, files=(*found.files, *write_section(folder, found)))
+
+
+def experiment_size(experiment: Experiment, small: bool, seeds: int | None = None) -> Size:
+    """How much is run of an experiment, with as many seeds as it takes where none are given."""
+    return Size(small, seeds or (experiment.small_seeds if small else experiment.seeds))
+
+
+def is_wanted(name: str, only: Sequence[str]) -> bool:
+    """Whether a run is among those that are asked for; all are, where none are named.
+
+    >>> is_wanted("iid-k20-fedavg-seed0", ["k20-*seed0"]), is_wanted("iid-k1-seed0", ["k20"])
+    (True, False)
+    """
+    return not only or any(fnmatchcase(name, f"*{text}*") for text in only)
 
 
 def missing_data(
@@ -91,41 +118,9 @@ def missing_data(
     return lacking
 
 
-def _run(
-    path: Path,
-    trial: Trial,
-    config: Config,
-    built: dict[str, Federation],
-    at: str,
-    watch: Watch | None,
-    say: Callable[[str], None],
-) -> None:
-    if (path / "config.toml").is_file():
-        record = RunFolder.open(path).record()
-        changed = changed_keys(record.config, config.tables)
-        if changed:
-            raise RunError(
-                f"`{path}` is of other settings than this experiment takes now: {changed[0]}. Name "
-                "another folder, or remove that run."
-            )
-        if record.final is None:
-            say(f"{at}, gone on with")
-            resume(path, watch=watch, say=lambda text: None)
-        return
-    say(at)
-    problem = toml_value(config.tables["problem"])
-    if problem not in built:
-        while len(built) >= KEPT_BUILT:
-            built.pop(next(iter(built)))
-        built[problem] = config.build()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    start(config, path, federation=built[problem], watch=watch, say=lambda text: None)
-
-
-def _content(
-    experiment: Experiment, size: Size, outcome: Outcome, records: Mapping[str, RunRecord]
-) -> dict[str, Any]:
+def _content(found: Reproduction) -> dict[str, Any]:
     """Every number, with what it was computed from."""
+    experiment, outcome = found.experiment, found.outcome
     tables = [
         {
             "title": table.title,
@@ -145,7 +140,7 @@ def _content(
         "experiment": experiment.name,
         "title": experiment.title,
         "reading": experiment.reading,
-        "size": asdict(size),
+        "size": asdict(found.size),
         "tables": tables,
         "claims": [asdict(claim) for claim in outcome.claims],
         "panels": [asdict(panel) for panel in outcome.panels],
@@ -157,7 +152,7 @@ def _content(
                 "stopped": record.stopped,
                 "environment": dict(record.environment),
             }
-            for name, record in records.items()
+            for name, record in found.records.items()
         },
     }
     plain: dict[str, Any] = _plain(content)

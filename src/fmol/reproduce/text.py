@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from fmol.reproduce.experiment import Table
-from fmol.reproduce.running import Reproduction
+from fmol.reproduce.experiment import Experiment, Reproduction, Table
+from fmol.reproduce.planning import PlannedPart
 
-__all__ = ["experiment_lines", "outcome_lines"]
+__all__ = ["experiment_lines", "outcome_lines", "plan_lines"]
 
 WIDTH = 100
 
@@ -26,6 +26,24 @@ def experiment_lines() -> Iterator[str]:
         )
 
 
+def plan_lines(experiment: Experiment, parts: Sequence[PlannedPart]) -> Iterator[str]:
+    """How many runs, rounds and steps an experiment takes at most, by what is run together."""
+    heads = ("runs", "rounds", "lanes", "lane-steps, millions", "")
+    rows = [
+        (str(p.runs), f"{p.rounds:,}", f"{p.lanes:,}", f"{p.lane_steps / 1e6:,.2f}", p.label)
+        for p in parts
+    ]
+    total = f"{sum(p.lane_steps for p in parts) / 1e6:,.2f}"
+    rows.append(
+        (str(sum(p.runs for p in parts)), f"{sum(p.rounds for p in parts):,}", "", total, "in all")
+    )
+    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(4)]
+    yield f"{experiment.name}: {experiment.title}"
+    for row in (heads, *rows):
+        yield "  ".join([*(text.rjust(w) for text, w in zip(row, widths, strict=False)), row[4]])
+    yield "at most: runs that reach their target, or are given up, end before"
+
+
 def outcome_lines(found: Reproduction) -> Iterator[str]:
     """Tables, then which claims hold and which do not, then the files."""
     yield f"{found.experiment.title}{', small' if found.size.small else ''}"
@@ -33,12 +51,12 @@ def outcome_lines(found: Reproduction) -> Iterator[str]:
     for table in found.outcome.tables:
         yield ""
         yield from _table_lines(table)
-    for holds, heading in ((True, "holds"), (False, "not reproduced")):
+    for holds in (True, False):
         claims = [claim for claim in found.outcome.claims if claim.holds is holds]
         if claims:
             yield ""
         for claim in claims:
-            yield f"{heading}: {claim.text}"
+            yield f"{claim.verdict}: {claim.text}"
             yield from textwrap.wrap(
                 claim.evidence, WIDTH, initial_indent="    ", subsequent_indent="    "
             )

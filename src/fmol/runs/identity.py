@@ -42,12 +42,15 @@ def fingerprint(federation: Federation, x: Tensor) -> str:
     """A sha256 of the model, its start, the objectives' names and targets, who holds what, and the
     data, held-out ones too, as far as they are tensors in memory.
 
-    Beyond 512 MiB only the beginning and end of each tensor count. What losses compute, and data
-    that come when they are needed, are not looked at.
+    Beyond 512 MiB only the beginning and end of each tensor count. What losses compute, data that
+    come when they are needed, and clients that come and go are not looked at.
     """
     digest = hashlib.sha256()
     layout = federation.layout
-    about = [portray(federation).to_json(), list(layout.names), [list(s) for s in layout.shapes]]
+    portrait = portray(federation).to_json()
+    if getattr(federation.population, "comes_and_goes", False):
+        portrait |= {"size": None, "clients": []}
+    about = [portrait, list(layout.names), [list(s) for s in layout.shapes]]
     digest.update(json.dumps(about, sort_keys=True).encode())
     digest.update(_bytes(x))
     left = MOST_BYTES

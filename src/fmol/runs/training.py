@@ -27,6 +27,7 @@ from fmol.federation import Federation
 from fmol.files import write_whole
 from fmol.listeners import Listener
 from fmol.metrics import conflict_rate
+from fmol.participation import Participation
 from fmol.portrait import portray
 from fmol.report import write_report
 from fmol.result import Result, Snapshot
@@ -38,11 +39,14 @@ from fmol.runs.identity import changed_keys, changed_versions, fingerprint, vers
 from fmol.runs.metrics_log import MetricsLog, read_metrics
 from fmol.training import Callback, fit
 
-__all__ = ["StoppedError", "resume", "start", "train", "train_config"]
+__all__ = ["StoppedError", "lane_options", "resume", "start", "train", "train_config"]
 
 logger = logging.getLogger("fmol")
 
 EVERY_ROUNDS, EVERY_SECONDS = 10, 60.0
+
+FLOWER_APP = "flower-app"
+"""What stands for the problem in the config of a run whose clients are sites of a Flower app."""
 
 Say = Callable[[str], None]
 Watch = Callable[[Federation, int, int], Sequence[Callback]]
@@ -89,10 +93,15 @@ def train_config(
     watch: Watch | None = None,
     say: Say = logger.info,
     engine: EngineFactory | None = None,
+    participation: Participation | None = None,
+    known: str = "",
+    report: bool = True,
 ) -> Result:
     """The result of `config` with what it builds, begun in `folder` or gone on with there.
 
-    `engine` is another than the config names, where several runs share one.
+    `engine` is another than the config names, where several runs share one, and so is `participation`,
+    where cohorts are drawn among those who are connected; `known` is the federation's fingerprint,
+    where that was taken already. Without `report` no page is written.
     """
     with writing(folder):
         if not folder.config.is_file():
@@ -112,6 +121,9 @@ def train_config(
                 watch=watch,
                 say=say,
                 engine=engine,
+                participation=participation,
+                known=known,
+                report=report,
             )
     except StoppedError:
         raise
@@ -136,7 +148,13 @@ def resume(
     problem; another version of fmol or torch, or another kind of device, only `anyway`.
     """
     folder = RunFolder.open(path)
-    config = read_config(read_file(folder.config), flags)
+    tables = read_file(folder.config)
+    if tables.get("problem", {}).get("name") == FLOWER_APP:
+        raise RunError(
+            f"the clients of the run in `{folder.path}` are sites of a Flower app. Start that app "
+            "again with the same folder, and it goes on."
+        )
+    config = read_config(tables, flags)
     say(f"building the problem {config.problem}")
     federation = config.build()
     with writing(folder):
@@ -171,12 +189,15 @@ def train(
     watch: Watch | None = None,
     say: Say = logger.info,
     engine: EngineFactory | None = None,
+    participation: Participation | None = None,
+    known: str = "",
+    report: bool = True,
 ) -> Result:
     """The result of training into `folder`, from its last good checkpoint if it has one.
 
     `config` is what was asked for, by which a later resume tells whether it goes on with the same
-    run; `toml` takes the place of the folder's config file, unless it is empty, and `engine` that of
-    the engine that `options` name.
+    run; `toml` takes the place of the folder's config file, unless it is empty, and `engine` and
+    `participation` those of what `options` name. `known` and `report` are as for `train_config`.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -184,7 +205,7 @@ def train(
     begin = federation.layout.flatten(dict(federation.model.named_parameters()))
     identity = {
         "config": config,
-        "federation": fingerprint(federation, begin),
+        "federation": known or fingerprint(federation, begin),
         "versions": versions(device),
     }
     saved, said = folder.last_state()
@@ -217,7 +238,7 @@ def train(
             options.seed,
             engine or _engine(folder, options, environment, say),
             device,
-            participation=options.participation,
+            participation=participation or options.participation,
             evaluate=options.evaluate,
             evaluate_every=options.evaluate_every,
             stop_at=options.stop_at,
@@ -229,9 +250,10 @@ def train(
             keeper.finish(result)
         for listener in listeners:
             listener.finish(result)
-        say("writing the report")
+        if report:
+            say("writing the report")
         with writing(folder):
-            _write_end(folder, result, time.perf_counter() - started)
+            _write_end(folder, result, time.perf_counter() - started, report)
         return result
     except KeyboardInterrupt as error:
         broken = error
@@ -404,13 +426,7 @@ def _engine(
         from fmol.flower import FlowerEngine
 
         return partial(FlowerEngine, precision=options.precision, backend=options.flower_backend)
-    side_by_side: dict[str, Any] = {
-        "precision": options.precision,
-        "compile": options.compile,
-        "lanes_in_flight": options.lanes_in_flight,
-        "devices": all_devices(options.device),
-        "say": say,
-    }
+    side_by_side = lane_options(options, say)
     if options.engine == "vectorized":
         return partial(VectorizedEngine, **side_by_side)
 
@@ -419,6 +435,17 @@ def _engine(
         folder.write_json(folder.environment, environment)
 
     return partial(AutoEngine, choice=environment.get("engine"), decided=keep, **side_by_side)
+
+
+def lane_options(options: RunOptions, say: Say) -> dict[str, Any]:
+    """What a run's options say to an engine that steps lanes side by side."""
+    return {
+        "precision": options.precision,
+        "compile": options.compile,
+        "lanes_in_flight": options.lanes_in_flight,
+        "devices": all_devices(options.device),
+        "say": say,
+    }
 
 
 def _listeners(
@@ -447,7 +474,7 @@ def _listeners(
     return listeners
 
 
-def _write_end(folder: RunFolder, result: Result, seconds: float) -> None:
+def _write_end(folder: RunFolder, result: Result, seconds: float, report: bool) -> None:
     from safetensors.torch import save
 
     tensors = {
@@ -456,7 +483,8 @@ def _write_end(folder: RunFolder, result: Result, seconds: float) -> None:
     }
     write_whole(folder.model, save(tensors, metadata={"format": "pt"}))
     folder.write_json(folder.summary, summarize(result, seconds))
-    write_report(folder.report, [folder.record()])
+    if report:
+        write_report(folder.report, [folder.record()])
 
 
 def summarize(result: Result, seconds: float) -> dict[str, Any]:

@@ -151,6 +151,7 @@ function part(id, title, build) {
   }
 }
 buildTop();
+if (data.experiment) part("experiment", "The experiment", experiment);
 part("overview", "At a glance", headline);
 if (data.front) part("front", "What can be traded", tradeOffs);
 part("losses", "Losses", losses);

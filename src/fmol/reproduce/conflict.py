@@ -1,0 +1,257 @@
+"""How much conflict there is in a problem, and what each method gives up to it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from fmol.metrics import conflict_rate
+from fmol.record import RunRecord
+from fmol.reproduce.digits import digits
+from fmol.reproduce.experiment import (
+    Cell,
+    Claim,
+    Experiment,
+    Line,
+    Outcome,
+    Panel,
+    Place,
+    Records,
+    Size,
+    Table,
+    Trial,
+)
+from fmol.reproduce.naming import named
+from fmol.reproduce.numbers import final_loss, final_metric
+
+__all__ = ["CONFLICT", "METHODS"]
+
+ANGLES = (30, 90, 120, 150)
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "FSMGDA": {"name": "fsmgda"},
+    "FSMGDA, loss": {"name": "fsmgda", "normalize": "loss"},
+    "FSMGDA, UPGrad": {"name": "fsmgda", "rule": "upgrad"},
+    "FedAvg": {"name": "fedavg"},
+}
+FIRST = "FSMGDA"
+SELDOM, OFTEN = 5.0, 50.0
+"""Percent of rounds in conflict below which a problem has hardly any, and above which it has much."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A problem, its objectives, and how it is trained."""
+
+    title: str
+    objectives: tuple[str, ...]
+    problem: Mapping[str, Any]
+    options: Mapping[str, Any]
+    rounds: int
+    starts_bad: bool = True
+    """Whether the untrained model is bad at every objective: one that treats all alike is fair."""
+
+
+def _cases(size: Size) -> dict[str, _Case]:
+    short = size.small
+    bowls = {
+        f"quadratic-{angle}": _Case(
+            f"quadratic, pulls {angle}° apart",
+            ("f1", "f2"),
+            {"name": "quadratic", "angle": float(angle)},
+            {"local_steps": 5, "batch_size": 16, "local_lr": 0.1, "server_lr": 0.1},
+            60,
+        )
+        for angle in ANGLES
+    }
+    return bowls | {
+        "digits": _Case(
+            "two digits",
+            ("left", "right"),
+            digits(size, "iid", samples=256),
+            {"local_steps": 10, "batch_size": 64, "local_lr": 0.1, "server_lr": 0.1},
+            60 if short else 200,
+        ),
+        "shoppers": _Case(
+            "shoppers",
+            ("conversion", "bounce", "value"),
+            {"name": "shoppers", "assignment": "all"},
+            {"local_steps": 10, "batch_size": 64, "local_lr": 0.1, "server_lr": 0.1},
+            30 if short else 200,
+        ),
+        "adult": _Case(
+            "adult",
+            ("accuracy", "parity", "odds"),
+            {"name": "adult"},
+            {"local_steps": 10, "batch_size": 256, "local_lr": 1.0, "server_lr": 1.0},
+            30 if short else 200,
+            starts_bad=False,
+        ),
+    }  # fmt: skip
+
+
+def _trials(size: Size, done: Records | None) -> Sequence[Trial]:
+    trials = []
+    for name, case in _cases(size).items():
+        told = dict(METHODS)
+        for objective in case.objectives:
+            weights = {other: float(other == objective) for other in case.objectives}
+            told[_alone(objective)] = {"name": "fedavg", "weights": weights}
+        for method, options in told.items():
+            for seed in range(size.seeds):
+                tables = {
+                    "rounds": case.rounds,
+                    "seed": seed,
+                    "problem": {**case.problem, "seed": seed},
+                    "algorithm": {**case.options, **options},
+                }
+                trials.append(Trial(named(name, _short(method), seed=seed), tables))
+    return trials
+
+
+def _alone(objective: str) -> str:
+    return f"{objective} alone"
+
+
+def _short(method: str) -> str:
+    return "-".join(method.lower().replace(",", " ").split())
+
+
+def _conclude(size: Size, records: Records, place: Place) -> Outcome:
+    tables, rates, lost = [], {}, {}
+    for name, case in _cases(size).items():
+        held = _has_held_out(records[named(name, _short(FIRST), seed=0)])
+        rows = {}
+        for method in (*METHODS, *map(_alone, case.objectives)):
+            runs = [records[named(name, _short(method), seed=s)] for s in range(size.seeds)]
+            given = [_given_up(records, name, case, s, run, False) for s, run in enumerate(runs)]
+            cells = [
+                Cell(tuple(100 * conflict_rate(run.reports) for run in runs)),
+                *(Cell(tuple(100 * each[o] for each in given)) for o in case.objectives),
+                Cell(tuple(_volume(each) for each in given)),
+            ]
+            if held:
+                out = [_given_up(records, name, case, s, run, True) for s, run in enumerate(runs)]
+                cells.append(Cell(tuple(_volume(each) for each in out)))
+            rows[method] = cells
+            if method == FIRST:
+                rates[name] = cells[0].mean
+                lost[name] = 100 * fmean(fmean(each.values()) for each in given)
+        columns = (
+            "rounds in conflict (%)",
+            *(f"given up of {objective} (%)" for objective in case.objectives),
+            "hypervolume",
+            *(("hypervolume, held out",) if held else ()),
+        )
+        tables.append(Table(case.title, columns, rows))
+    return Outcome(tables, _claims(rates, lost), [_angles(size, records)])
+
+
+def _claims(rates: Mapping[str, float], lost: Mapping[str, float]) -> list[Claim]:
+    bowls = [lost[f"quadratic-{angle}"] for angle in ANGLES]
+    told = ", ".join(f"{angle}° {value:.1f} %" for angle, value in zip(ANGLES, bowls, strict=True))
+    return [
+        Claim(
+            "the more two bowls' pulls point apart, the more FSMGDA gives up of each",
+            all(b > a for a, b in itertools.pairwise(bowls)),
+            f"given up of each objective, on average: {told}",
+            "ours",
+        ),
+        Claim(
+            "two digits hardly conflict",
+            rates["digits"] < SELDOM,
+            f"{rates['digits']:.0f} % of FSMGDA's rounds are in conflict",
+            "ours",
+        ),
+        Claim(
+            "accuracy and fairness conflict",
+            rates["adult"] > OFTEN,
+            f"{rates['adult']:.0f} % of FSMGDA's rounds on adult are in conflict; on shoppers "
+            f"{rates['shoppers']:.0f} %",
+            "ours",
+        ),
+    ]
+
+
+def _angles(size: Size, records: Records) -> Panel:
+    """What each method gives up on the bowls, by the angle of their pulls."""
+    cases = _cases(size)
+    lines = []
+    for method in METHODS:
+        y = [
+            [
+                100 * fmean(_given_up(records, name, cases[name], seed, run, False).values())
+                for name in (f"quadratic-{angle}" for angle in ANGLES)
+                for run in [records[named(name, _short(method), seed=seed)]]
+            ]
+            for seed in range(size.seeds)
+        ]
+        lines.append(Line(method, ANGLES, y))
+    return Panel("two bowls", "angle of their pulls (degrees)", "given up (%)", lines, log=False)
+
+
+def _given_up(
+    records: Records, name: str, case: _Case, seed: int, run: RunRecord, held_out: bool
+) -> dict[str, float]:
+    """Objective → where its loss lies between training on it alone, 0, and the start, 1.
+
+    Below 0 it gained from the others. Where the start is good at some objective, 1 is the worst at
+    which training on another alone leaves it.
+    """
+    found = {}
+    alone = {o: records[named(name, _short(_alone(o)), seed=seed)] for o in case.objectives}
+    for objective in case.objectives:
+        best = _loss(alone[objective], objective, held_out)
+        if case.starts_bad:
+            worst = _first(run, objective, held_out)
+        else:
+            worst = max(_loss(each, objective, held_out) for each in alone.values())
+        there = _loss(run, objective, held_out)
+        found[objective] = (there - best) / max(worst - best, 1e-12)
+    return found
+
+
+def _loss(record: RunRecord, objective: str, held_out: bool) -> float:
+    if held_out:
+        return final_metric(record, objective, "loss")
+    return final_loss(record, objective)
+
+
+def _first(record: RunRecord, objective: str, held_out: bool) -> float:
+    """The untrained model's loss."""
+    first = record.reports[0]
+    return first.held_out[objective]["loss"] if held_out else first.losses[objective]
+
+
+def _has_held_out(record: RunRecord) -> bool:
+    objectives = record.portrait.objectives
+    return all(math.isfinite(final_metric(record, name, "loss")) for name in objectives)
+
+
+def _volume(given_up: Mapping[str, float]) -> float:
+    """How much of the box between both ends one model dominates: 1 gives up nothing."""
+    return math.prod(max(0.0, 1 - value) for value in given_up.values())
+
+
+CONFLICT = Experiment(
+    "conflict",
+    "How much the objectives of each problem conflict",
+    "The paper shows problems, and not how much their objectives conflict. Each objective is trained "
+    "alone too (FedAvg with all weight on it). What a method gives up of an objective is where its "
+    "loss lies between that (0 %) and the untrained model (100 %); below 0 it gained from the others. "
+    "For adult, whose untrained model is perfectly fair, 100 % is the worst at which training on "
+    "another objective leaves it. Hypervolume is the share of the box between these ends that the one "
+    "model dominates. A round is in conflict if equal weights would have raised an objective, to first "
+    "order. The problems' recommended step sizes, the same for all methods, so that what is given up "
+    "is also what has not been learnt yet.",
+    (_trials,),
+    _conclude,
+    cost="small 67 s on one CPU core; in full not timed yet",
+    seeds=3,
+    small_seeds=1,
+    data=("multimnist", "shoppers", "adult"),
+    small_data=("shoppers", "adult"),
+)
