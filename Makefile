@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-slow check format bench clean
+.PHONY: demo test test-slow test-faults check format bench clean
 
 demo: .venv/installed
 	$(PY) examples/demo.py
@@ -12,6 +12,9 @@ test: check
 
 test-slow: .venv/installed
 	$(PY) -m pytest -m "slow and not gpu"
+
+test-faults: .venv/installed
+	$(PY) -m pytest -m faults tests/flower/test_faults.py
 
 check: .venv/installed
 	$(PY) -m ruff check .

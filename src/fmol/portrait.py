@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ class ClientPortrait:
     id: str
     objectives: tuple[str, ...]
     samples: int | None = None
-    """Training samples; None where the data come when they are needed."""
+    """Training samples; None where the data come when they are needed and do not say how many."""
     held_out: int | None = None
     labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Column of the targets → how many samples have each of the portrait's `labels`."""
@@ -113,7 +113,9 @@ def portray(federation: Federation) -> Portrait:
 
 
 def _length(data: Any) -> int | None:
-    return None if data is None or is_lazy(data) else len(as_samples(data, "data"))
+    if data is None or is_lazy(data):
+        return len(data) if isinstance(data, Sized) else None
+    return len(as_samples(data, "data"))
 
 
 def _label_columns(data: Any, names: Sequence[str]) -> dict[str, Tensor]:

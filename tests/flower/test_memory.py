@@ -62,10 +62,10 @@ def test_of_an_answer_that_was_refused_only_what_is_named_is_kept() -> None:
 
 def test_a_memory_survives_as_a_record_and_a_fate_as_a_note() -> None:
     memory = Memory(state(1), Stored("a.1", state(2)), Stored("a.2", {}))
-    back = Memory.from_record(memory.to_record())
+    back = Memory.from_bytes(memory.to_bytes())
     assert (own(back), back.held and back.held.answer) == (2, "a.1")
     assert back.pending == Stored("a.2", {})
-    assert not Memory.from_record(Memory().to_record())
+    assert not Memory.from_bytes(Memory().to_bytes())
     for fate in (Fate("a.1"), Fate("a.2", ("x",), "committed")):
         assert Fate.from_note(fate.to_note()) == fate
     assert Fate.from_note(None) is None

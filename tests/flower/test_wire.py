@@ -23,14 +23,20 @@ from fmol.flower import wire
 from fmol.flower.wire import (
     DTYPES,
     Failure,
+    Introduction,
     WireError,
     join_parts,
     pack_ask,
     pack_failure,
+    pack_introduction,
+    pack_query,
     pack_reply,
     pack_tensors,
+    pack_x,
     split_parts,
     unpack_ask,
+    unpack_introduction,
+    unpack_query,
     unpack_reply,
     unpack_tensors,
 )
@@ -38,7 +44,7 @@ from support import federation
 
 LAYOUT = "0123456789abcdef"
 names = st.text(max_size=8)
-wholes = st.integers(-(2**70), 2**70)
+wholes = st.integers(-(2**53), 2**53)
 floats = st.floats()
 numbers = st.one_of(wholes, floats)
 
@@ -117,7 +123,8 @@ def bits(value: Any) -> Any:
 @given(asks)
 def test_an_ask_comes_out_as_it_went_in(ask: Ask) -> None:
     note = {"seed": 3, "work": "fmol.local:local_work", "fate": None}
-    back, told = unpack_ask(pack_ask(ask, LAYOUT, note), LAYOUT)
+    x = pack_x(ask.x, LAYOUT)
+    back, told = unpack_ask(pack_ask(ask, LAYOUT, x, note), x, LAYOUT)
     assert bits(back) == bits(ask)
     assert told == note
 
@@ -134,10 +141,10 @@ def test_a_reply_comes_out_as_it_went_in(reply: Reply, ask: Ask) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(names, tensors(), max_size=4), st.integers(1, 500))
 def test_tensors_survive_in_parts_of_any_size(state: dict[str, Tensor], most: int) -> None:
-    data = pack_tensors(state)
+    data = pack_tensors({"kept": state})
     parts = split_parts(data, most)
     assert all(0 < len(part) <= most for part in parts)
-    assert bits(unpack_tensors(join_parts(parts))) == bits(state)
+    assert bits(unpack_tensors(join_parts(parts))[0].get("kept", {})) == bits(state)
 
 
 def test_every_field_of_an_ask_and_a_reply_is_one_that_travels() -> None:
@@ -244,18 +251,44 @@ def test_a_mismatch_names_both_sides(changes: dict[str, int], layout: str, words
 def test_another_protocol_and_another_kind_are_refused_with_both_values() -> None:
     ask, packed = example()
     newer = bytearray(packed)
-    struct.pack_into("<I", newer, 8, 2)
-    with pytest.raises(WireError, match=r"of protocol 2, and this side speaks protocol 1"):
+    struct.pack_into("<I", newer, 8, wire.PROTOCOL + 1)
+    with pytest.raises(WireError, match=r"of protocol 3, and this side speaks protocol 2"):
         unpack_reply(bytes(newer), ask, LAYOUT)
     with pytest.raises(WireError, match=r"kind 'reply', and 'ask' was expected"):
-        unpack_ask(packed, LAYOUT)
+        unpack_ask(packed, pack_x(ask.x, LAYOUT), LAYOUT)
+
+
+def test_an_ask_and_the_x_of_another_do_not_go_together() -> None:
+    ask, _ = example()
+    x, other = pack_x(ask.x, LAYOUT), pack_x(ask.x + 1, LAYOUT)
+    with pytest.raises(WireError, match="belongs to the x"):
+        unpack_ask(pack_ask(ask, LAYOUT, x), other, LAYOUT)
+
+
+def test_a_number_that_no_float_can_hold_is_refused() -> None:
+    ask, packed = example()
+    with pytest.raises(WireError, match="no count of anything"):
+        unpack_reply(forged(packed, steps={"s": 10**400}), ask, LAYOUT)
+
+
+def test_an_introduction_and_a_query_arrive() -> None:
+    site = Introduction("a", ("left", "right"), 120, 30, LAYOUT)
+    assert unpack_introduction(pack_introduction(site)) == site
+    assert unpack_query(pack_query(LAYOUT)) == LAYOUT
+    failure = pack_failure("ValueError", "no data", "", "", None, LAYOUT)
+    assert unpack_introduction(failure) == Failure("", "ValueError", "no data", "")
+    with pytest.raises(WireError, match="kind 'query', and 'introduction' was expected"):
+        unpack_introduction(pack_query(LAYOUT))
+    with pytest.raises(WireError, match="in place of a whole number"):
+        unpack_introduction(forged(pack_introduction(site), samples="many"))
 
 
 def test_an_ask_of_a_newer_version_is_refused_by_what_it_sets() -> None:
     ask = Ask(client="a", round=0, x=torch.ones(2), local=LocalConfig(lr=0.1, steps=1))
-    newer = forged(pack_ask(ask, LAYOUT), local={"lr": 0.1, "steps": 1, "tomorrow": 3})
+    x = pack_x(ask.x, LAYOUT)
+    newer = forged(pack_ask(ask, LAYOUT, x), local={"lr": 0.1, "steps": 1, "tomorrow": 3})
     with pytest.raises(WireError, match="sets `tomorrow` for the local steps"):
-        unpack_ask(newer, LAYOUT)
+        unpack_ask(newer, x, LAYOUT)
 
 
 @settings(max_examples=60, deadline=None)
@@ -321,7 +354,7 @@ def test_what_cannot_be_sent_is_named(reply: Reply, words: str) -> None:
 
 def test_a_failure_arrives_in_words() -> None:
     ask, _ = example()
-    packed = pack_failure(ValueError("no labels"), "Traceback …", "a", ask, LAYOUT)
+    packed = pack_failure("ValueError", "no labels", "Traceback …", "a", ask, LAYOUT)
     assert unpack_reply(packed, ask, LAYOUT).answer == Failure(
         "a", "ValueError", "no labels", "Traceback …"
     )

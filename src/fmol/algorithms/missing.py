@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -47,8 +48,12 @@ def room_for_reuse(policy: OnMissing, objectives: int, x: Tensor) -> dict[str, T
 
 
 def check_arrivals(means: Means, receipt: Receipt) -> None:
-    """Raises where updates arrived and none of them could be let in."""
-    if not means.slots and receipt.refused:
+    """Raises where everybody answered and not one update could be let in.
+
+    Where some were silent, or too few for their updates to count, the next round may do better.
+    """
+    arrived = any(not math.isnan(record.delta_norm) for record in receipt.clients)
+    if not means.slots and receipt.refused and not receipt.silent and not arrived:
         more = len(receipt.refused) - 1
         raise RefusedError(
             f"{receipt.refused[0]}{f' (and {more} more)' if more else ''}. Nothing else arrived in "

@@ -39,8 +39,8 @@ from fmol.rates import CASES, measure_rates, rates_table, write_figure
 from fmol.rates.measuring import RESULTS
 from fmol.record import RunRecord
 from fmol.report import write_report
-from fmol.reproduce import EXPERIMENTS, missing_data, reproduce
-from fmol.reproduce.text import experiment_lines, outcome_lines
+from fmol.reproduce import EXPERIMENTS, experiment_size, missing_data, plan_runs, reproduce
+from fmol.reproduce.text import experiment_lines, outcome_lines, plan_lines
 from fmol.runs import RunError, RunFolder, resume, start
 from fmol.runs.folder import find_runs, new_folder
 from fmol.runs.training import StoppedError
@@ -341,6 +341,17 @@ def rates(out: Path, small: bool, seeds: int | None, cases: Sequence[str], quiet
     show_default=True, help="How clients compute.",
 )  # fmt: skip
 @click.option("--device", default="auto", show_default=True, help="As torch names it, or auto.")
+@click.option(
+    "--precision", type=click.Choice(["fp32", "tf32", "bf16"]), default="fp32", show_default=True,
+    help="How products in local steps are rounded on a CUDA device.",
+)  # fmt: skip
+@click.option(
+    "--only", multiple=True, metavar="TEXT",
+    help="Runs whose name has this in it, `*` standing for anything; may be given again.",
+)  # fmt: skip
+@click.option(
+    "--plan", is_flag=True, help="Says which runs it takes and how many steps; runs none."
+)
 @data_option
 @click.option(
     "--out",
@@ -358,6 +369,9 @@ def reproduce_command(
     seeds: int | None,
     engine: str,
     device: str,
+    precision: str,
+    only: tuple[str, ...],
+    plan: bool,
     data_dir: Path | None,
     out: Path,
     quiet: bool,
@@ -378,6 +392,10 @@ def reproduce_command(
                     f"{each}: left out, since the data of {', '.join(lacking)} are not found"
                 )
                 continue
+            if plan:
+                size = experiment_size(experiment, small, seeds)
+                console.print(*plan_lines(experiment, plan_runs(experiment, size, only, data_dir)))
+                continue
             found = reproduce(
                 experiment,
                 out / each,
@@ -385,11 +403,27 @@ def reproduce_command(
                 seeds=seeds,
                 engine=engine,
                 device=device,
+                precision=precision,
+                only=only,
                 data_dir=None if data_dir is None else str(data_dir),
                 watch=console.watch,
                 say=console.say,
             )
             console.print(*outcome_lines(found))
+
+
+@fmol.command()
+@click.argument("folder", metavar="DIR", type=FOLDER)
+def new_flower_app(folder: Path) -> None:
+    """Writes a small, complete Flower app into the new folder DIR: a server, sites, one task.
+
+    It runs as it stands, simulated and across machines; its README says how.
+    """
+    from fmol.flower.new_app import write_app  # Where it is used: flwr is no part of the core.
+
+    files = write_app(folder)
+    click.echo("\n".join(map(str, files)))
+    click.echo(f"Run it: flwr run {shlex.quote(str(folder))} --stream")
 
 
 @fmol.command()

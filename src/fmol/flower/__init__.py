@@ -1,19 +1,55 @@
 """fmol through Flower: clients that are asked and answer by Flower's messages.
 
-Nothing of Flower is imported until an engine is made, and nothing that is started from here reports to
+An engine for simulations, strategies for a server app, and what a client app needs beside them. Nothing
+of Flower is imported until one of these is used, and nothing that is started from here reports to
 anyone: what Flower and Ray would send or install by themselves is switched off first.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fmol.flower.client import QUERY, answer, introduce
     from fmol.flower.engine import ClientError, FlowerEngine
+    from fmol.flower.roster import MissingSitesError
+    from fmol.flower.strategy import FMGDA, FSMGDA, FedAvg, MultiObjective, StrategyResult
+    from fmol.flower.warm import keep_warm
 
-__all__ = ["SWITCHED_OFF", "ClientError", "FlowerEngine"]
+__all__ = [
+    "FMGDA",
+    "FSMGDA",
+    "QUERY",
+    "SWITCHED_OFF",
+    "ClientError",
+    "FedAvg",
+    "FlowerEngine",
+    "MissingSitesError",
+    "MultiObjective",
+    "StrategyResult",
+    "answer",
+    "introduce",
+    "keep_warm",
+]
+
+HOMES = {
+    "QUERY": "client",
+    "answer": "client",
+    "introduce": "client",
+    "ClientError": "engine",
+    "FlowerEngine": "engine",
+    "MissingSitesError": "roster",
+    "FMGDA": "strategy",
+    "FSMGDA": "strategy",
+    "FedAvg": "strategy",
+    "MultiObjective": "strategy",
+    "StrategyResult": "strategy",
+    "keep_warm": "warm",
+}
+"""In which module each name is: a client app needs nothing of the server's, nor the other way."""
 
 SWITCHED_OFF = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -30,12 +66,9 @@ for _name, _value in SWITCHED_OFF.items():
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ClientError", "FlowerEngine"):
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if importlib.util.find_spec("flwr") is None:
-        raise ImportError(
-            '`engine="flower"` needs flwr. Install it with: pip install "fmol[flower]".'
-        )
-    from fmol.flower import engine
-
-    return getattr(engine, name)
+        what = '`engine="flower"`' if HOMES[name] == "engine" else f"`fmol.flower.{name}`"
+        raise ImportError(f'{what} needs flwr. Install it with: pip install "fmol[flower]".')
+    return getattr(importlib.import_module(f"fmol.flower.{HOMES[name]}"), name)

@@ -1,32 +1,168 @@
-"""The client's side: a message in, a message out, and everything else stays where it is."""
+"""The client's side: a message in, a message out, and everything else stays where it is.
+
+A site of its own has a federation with one client: its model, the objectives it holds, its data. With
+`introduce` it says who it is, and with `answer` it does what a message asks for. In a simulation the
+same is done for many clients of one federation, by `Sites`.
+"""
 
 from __future__ import annotations
 
+import logging
 import traceback
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fmol.engines.seam import Ask, Reply, Site
-from fmol.engines.sequential import DataCache
+from fmol.data import as_samples
+from fmol.engines import AutoEngine, SequentialEngine, VectorizedEngine, resolve_device
+from fmol.engines.auto import Choice
+from fmol.engines.seam import Ask, Reply
 from fmol.evaluation import EVALUATION_BATCH
 from fmol.federation import Federation
-from fmol.flower.imports import find, make_transform
-from fmol.flower.memory import Fate, Memory, Stored, settle
-from fmol.flower.messages import RECORD, from_content, to_content
-from fmol.flower.wire import pack_failure, pack_reply, unpack_ask
-from fmol.layout import FlatModel
-from fmol.precision import Precision, products, step_dtype
+from fmol.flower.imports import NotAllowedError, find, known_by_path, make_transform
+from fmol.flower.memory import (
+    Fate,
+    Memory,
+    Stored,
+    load_memory,
+    memory_file,
+    save_memory,
+    settle,
+)
+from fmol.flower.messages import RECORD, X, from_content, to_content
+from fmol.flower.wire import (
+    Introduction,
+    WireError,
+    pack_failure,
+    pack_introduction,
+    pack_reply,
+    unpack_ask,
+    unpack_query,
+)
+from fmol.local import local_work
+from fmol.precision import Precision, products
 
-__all__ = ["Sites", "make_client_app"]
+__all__ = [
+    "QUERY",
+    "OwnSite",
+    "SiteEngine",
+    "Sites",
+    "answer",
+    "introduce",
+    "make_client_app",
+    "recall",
+    "remember",
+]
+
+logger = logging.getLogger("fmol")
+
+QUERY = "fmol"
+"""The name of the query by which a server asks who a site is: `@app.query("fmol")`."""
+
+MEMORY, ENGINE = "memory", "engine"
+"""Where a node keeps what its client keeps, and which engine was the faster one."""
+
+ENGINES: Mapping[str, Callable[..., SequentialEngine]] = {
+    "auto": AutoEngine,
+    "sequential": SequentialEngine,
+    "vectorized": VectorizedEngine,
+}
+SiteEngine = Literal["auto", "sequential", "vectorized"]
+"""How a site computes its lanes: `"sequential"`, `"vectorized"`, or `"auto"`, the faster of the two."""
+
+
+OwnSite = Federation | Callable[[Context], Federation]
+"""A federation with one client, the site itself; or what makes it, whose errors stay at the site."""
+
+
+def introduce(message: Message, context: Context, site: OwnSite) -> Message:
+    """The answer to the query who this site is: its name, what it holds, how much, which model.
+
+    Nothing else of the data is looked at.
+    """
+    layout = ""
+    try:
+        theirs = unpack_query(from_content(message.content))
+        federation = _load(site, context)
+        layout = federation.layout.digest
+        client = federation.client(_only_client(federation))
+        if theirs != layout:
+            logger.warning("the server's model has layout %s and this site's %s", theirs, layout)
+        said = Introduction(
+            client=client.id,
+            objectives=client.objectives,
+            samples=_length(client.data),
+            held_out=0 if client.held_out is None else _length(client.held_out),
+            layout=layout,
+        )
+        data = pack_introduction(said)
+    except Exception as error:  # noqa: BLE001 - told to the server, in words that hold no data
+        data = _failure(error, "", None, layout, private=True)
+    return Message(to_content(data), reply_to=message)
+
+
+def answer(
+    message: Message,
+    context: Context,
+    site: OwnSite,
+    *,
+    device: str | torch.device = "auto",
+    engine: SiteEngine = "auto",
+    precision: Precision = "fp32",
+    allow: Sequence[Any] = (),
+    keep: str | Path | None = None,
+) -> Message:
+    """The answer to what a server asks of this site: training, or losses and metrics.
+
+    `engine` says how the site's lanes are computed. Works and transforms other than fmol's usual work
+    are carried out only if they are among `allow`, functions and classes of this site's own choice: no
+    path that comes with a message is imported. `keep` is a folder for what the site has to remember
+    between rounds, as SCAFFOLD's control variates; without it Flower keeps that in memory, and forgets
+    it when the SuperNode or the run ends.
+    """
+    try:
+        federation = _load(site, context)
+        name = _only_client(federation)
+        sites = _sites_of(federation, resolve_device(device), engine, precision, tuple(allow))
+    except Exception as error:  # noqa: BLE001 - told to the server, in words that hold no data
+        return Message(to_content(_failure(error, "", None, "", private=True)), reply_to=message)
+    if keep is None:
+        return _respond(sites, message, context)
+    file = memory_file(keep, name)
+    sites.choice = _choice_of(context)
+    data, memory = sites.answer_message(message, load_memory(file))
+    save_memory(file, memory)
+    remember(context, Memory(), sites.choice)
+    return Message(to_content(data), reply_to=message)
+
+
+@lru_cache(maxsize=1)  # A process that stays finds model, data and engine where it left them.
+def _sites_of(
+    federation: Federation,
+    device: torch.device,
+    engine: SiteEngine,
+    precision: Precision,
+    allow: tuple[Any, ...],
+) -> Sites:
+    known = known_by_path([local_work, *allow])
+    return Sites(
+        federation, device=device, engine=engine, precision=precision, known=known, private=True
+    )
 
 
 class Sites:
-    """Clients of a federation that answer packed asks, one at a time, on one working model."""
+    """Clients of a federation that answer packed asks, one at a time, on one working model.
+
+    `known` are the works and transforms that may be carried out, by their paths; None imports
+    whatever is asked for, which is for simulations. What is `private` tells the server of an error
+    no more than its kind.
+    """
 
     def __init__(
         self,
@@ -34,64 +170,103 @@ class Sites:
         *,
         device: torch.device,
         precision: Precision = "fp32",
-        half: bool = False,
+        engine: SiteEngine = "sequential",
+        known: Mapping[str, Any] | None = None,
+        private: bool = False,
         evaluation_batch: int = EVALUATION_BATCH,
         cache_bytes: int = 2**30,
     ) -> None:
-        self.federation, self.device = federation, device
-        self.precision, self.half = precision, half
-        self.evaluation_batch = evaluation_batch
-        self._cache_bytes = cache_bytes
-        self._objectives = {o.name: o for o in federation.objectives}
-        self._model = FlatModel(federation.model, device, step_dtype(precision))
-        self._data = DataCache(federation, device, cache_bytes)
+        if engine not in ENGINES:
+            raise ValueError(f"`engine` must be one of {sorted(ENGINES)}, got {engine!r}.")
+        self.federation, self.device, self.precision = federation, device, precision
+        self.engine, self.known, self.private = engine, known, private
+        self.choice: Choice | None = None
+        """Which engine `"auto"` came to, once it has."""
+        self._options = {"evaluation_batch": evaluation_batch, "cache_bytes": cache_bytes}
+        self._machine: SequentialEngine | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Flower may send an app to another process. A working model's parameters are views into one
         # vector, which pickle tears apart: so it is made anew there.
-        make = partial(
-            Sites,
-            device=self.device,
-            precision=self.precision,
-            half=self.half,
-            evaluation_batch=self.evaluation_batch,
-            cache_bytes=self._cache_bytes,
-        )
-        return make, (self.federation,)
+        options: dict[str, Any] = {
+            "device": self.device,
+            "precision": self.precision,
+            "engine": self.engine,
+            "known": self.known,
+            "private": self.private,
+            **self._options,
+        }
+        return partial(Sites, **options), (self.federation,)
 
-    def answer(self, data: bytes, memory: Memory) -> tuple[bytes, Memory]:
+    def answer_message(self, message: Message, memory: Memory) -> tuple[bytes, Memory]:
+        """The same as `answer`, to what is in a Flower message."""
+        try:
+            data, x = from_content(message.content), from_content(message.content, X)
+        except WireError as error:
+            return _failure(error, "", None, self.federation.layout.digest, self.private), memory
+        return self.answer(data, x, memory)
+
+    def answer(self, data: bytes, x: bytes, memory: Memory) -> tuple[bytes, Memory]:
         """The reply to a packed ask, or the failure to give one, and what the client keeps then."""
         ask: Ask | None = None
         layout = self.federation.layout.digest
         try:
-            ask, note = unpack_ask(data, layout)
+            ask, note = unpack_ask(data, x, layout)
             memory = settle(memory, Fate.from_note(note["fate"]))
-            site = self._site(ask.client, note["seed"], memory)
-            reply = self._work(self._placed(ask), site, note)
-            state = {name: tensor.detach() for name, tensor in site.state.items()}
+            lost = memory.of != note["kept"]
+            if lost:  # Of a round that the server has not: it counts on none, or on another.
+                memory = Memory()
+            reply, state, told = self._work(ask, note, memory)
             keeps = bool(state) or bool(memory)
-            packed = pack_reply(
-                reply,
-                ask,
-                layout,
-                half=self.half,
-                note={"keeps": keeps, "samples": len(site.samples)},
-            )
+            note_up = {
+                "answer": note["answer"],
+                "keeps": keeps,
+                "stores": sorted(state),
+                "lost": lost,
+                **told,
+            }
+            packed = pack_reply(reply, ask, layout, half=bool(note["half"]), note=note_up)
         except Exception as error:  # noqa: BLE001 - all of them are told to the server
-            trace = traceback.format_exc()
             client = "" if ask is None else ask.client
-            return pack_failure(error, trace, client, ask, layout), memory
+            return _failure(error, client, ask, layout, self.private), memory
         pending = Stored(note["answer"], state) if keeps else None
-        return packed, Memory(memory.kept, memory.held, pending)
+        return packed, Memory(memory.kept, memory.held, pending, memory.of)
 
-    def _work(self, ask: Ask, site: Site, note: Any) -> Reply:
-        work = find(note["work"], "`work`")
-        transforms = [make_transform(each) for each in note["transforms"]]
-        with products(self.precision, self.device):
-            reply: Reply = work(ask, site)
+    def _work(
+        self, ask: Ask, note: Mapping[str, Any], memory: Memory
+    ) -> tuple[Reply, dict[str, Tensor], dict[str, Any]]:
+        """The client's half of an ask: its reply, what it would keep, and what is said beside it."""
+        work = find(note["work"], "`work`", self.known)
+        transforms = [make_transform(each, self.known) for each in note["transforms"]]
+        machine, ask = self._engine(note["seed"]), self._placed(ask)
+        machine.load_client_state({ask.client: memory.state})
+        site = machine._site(ask.client)
+        told: dict[str, Any] = {"samples": len(site.samples)}
+        if work is local_work and self.engine != "sequential":
+            # By the engine's own way. What that refuses does not leave the site, but is told.
+            reply, receipt = machine.map([ask], _Last())
+            machine.commit()
+            site = machine._site(ask.client)
+            told["refused"] = [[each.objective, each.reason] for each in receipt.refused]
+            told["notes"] = list(receipt.notes)
+            self.choice = getattr(machine, "choice", None)
+        else:
+            with products(self.precision, self.device):
+                reply = work(ask, site)
         for transform in transforms:
             reply = transform.client(reply, ask, site)
-        return reply
+        return reply, {name: tensor.detach() for name, tensor in site.state.items()}, told
+
+    def _engine(self, seed: int) -> SequentialEngine:
+        """Where this site computes, made when the first ask says with which seed."""
+        if self._machine is None or self._machine.seed != seed:
+            options: dict[str, Any] = {**self._options, "precision": self.precision}
+            if self.engine == "auto":
+                options["choice"] = self.choice
+            self._machine = ENGINES[self.engine](
+                self.federation, seed=seed, device=self.device, **options
+            )
+        return self._machine
 
     def _placed(self, ask: Ask) -> Ask:
         if self.device.type == "cpu":
@@ -99,36 +274,82 @@ class Sites:
         payload = {name: tensor.to(self.device) for name, tensor in ask.payload.items()}
         return Ask(**{**vars(ask), "x": ask.x.to(self.device), "payload": payload})
 
-    def _site(self, id: str, seed: int, memory: Memory) -> Site:
-        data = self._data.get(id)
-        state: dict[str, Tensor] = {n: t.to(self.device) for n, t in memory.state.items()}
-        return Site(
-            client=data.client,
-            objectives=self._objectives,
-            model=self._model,
-            samples=data.samples,
-            held_out=data.held_out,
-            state=state,
-            counts=data.counts,
-            seed=seed,
-            evaluation_batch=self.evaluation_batch,
-        )
-
 
 def make_client_app(sites: Sites) -> ClientApp:
     """A Flower client app that answers fmol's asks, to train and to evaluate alike."""
     app = ClientApp()
-
-    def answer(message: Message, context: Context) -> Message:
-        record = context.state.config_records.get(RECORD)
-        memory = Memory() if record is None else Memory.from_record(record)
-        data, memory = sites.answer(from_content(message.content), memory)
-        if memory:
-            context.state[RECORD] = ConfigRecord(memory.to_record())
-        elif record is not None:
-            del context.state[RECORD]
-        return Message(to_content(data), reply_to=message)
-
-    app.train()(answer)
-    app.evaluate()(answer)
+    app.train()(partial(_respond, sites))
+    app.evaluate()(partial(_respond, sites))
     return app
+
+
+def _respond(sites: Sites, message: Message, context: Context) -> Message:
+    """A Flower message's answer; what the client keeps is in the node's context."""
+    sites.choice = sites.choice or _choice_of(context)
+    data, memory = sites.answer_message(message, recall(context))
+    remember(context, memory, sites.choice)
+    return Message(to_content(data), reply_to=message)
+
+
+def recall(context: Context) -> Memory:
+    """What a node's client keeps."""
+    record: Mapping[str, Any] = context.state.config_records.get(RECORD) or {}
+    return Memory.from_bytes(record.get(MEMORY, b""))
+
+
+def remember(context: Context, memory: Memory, choice: Choice | None = None) -> None:
+    """Lets a node keep this, and nothing where there is nothing."""
+    kept: dict[str, Any] = {MEMORY: memory.to_bytes()} if memory else {}
+    if choice is not None:
+        kept[ENGINE] = choice
+    context.state.pop(RECORD, None)
+    if kept:
+        context.state[RECORD] = ConfigRecord(kept)
+
+
+def _choice_of(context: Context) -> Choice | None:
+    record: Mapping[str, Any] = context.state.config_records.get(RECORD) or {}
+    choice: Choice | None = record.get(ENGINE)
+    return choice
+
+
+class _Last:
+    """A fold that gives the one reply it was given."""
+
+    def __init__(self) -> None:
+        self.reply: Reply | None = None
+
+    def add(self, reply: Reply, ask: Ask) -> None:
+        self.reply = reply
+
+    def result(self) -> Reply | None:
+        return self.reply
+
+
+def _failure(error: Exception, client: str, ask: Ask | None, layout: str, private: bool) -> bytes:
+    """An error as the server is told it; a private site's own errors, which may quote its data, stay
+    in its log."""
+    kind, words, trace = type(error).__name__, str(error), traceback.format_exc()
+    if private:
+        logger.error("this site could not answer:\n%s", trace)
+        trace = ""
+        if not isinstance(error, WireError | NotAllowedError):
+            words = "what went wrong is in the site's log"
+    return pack_failure(kind, words, trace, client, ask, layout)
+
+
+def _load(site: OwnSite, context: Context) -> Federation:
+    return site if isinstance(site, Federation) else site(context)
+
+
+def _only_client(federation: Federation) -> str:
+    ids = federation.population.ids()
+    if len(ids) != 1:
+        raise WireError(
+            f"this site's federation has {len(ids)} clients. Give it one: the site itself."
+        )
+    return ids[0]
+
+
+def _length(data: Any) -> int:
+    return len(as_samples(data, "the site's data"))

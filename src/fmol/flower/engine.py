@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from time import perf_counter
-from typing import Any, Literal
-from uuid import uuid4
+from typing import Literal
 
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import Message, RecordDict
 
-from fmol.engines.checks import check_reply, message_bytes, reply_bytes
-from fmol.engines.seam import (
-    CONTROL,
-    Ask,
-    ClientState,
-    Fold,
-    Receipt,
-    Refusal,
-    Reply,
-    Transform,
-    Work,
-)
-from fmol.engines.sequential import Tally, say_where
+from fmol.engines.checks import message_bytes, reply_bytes
+from fmol.engines.seam import Ask, ClientState, Reply, Transform, Work
+from fmol.engines.sequential import say_where
 from fmol.errors import FmolError
 from fmol.evaluation import EVALUATION_BATCH
 from fmol.federation import Federation
 from fmol.flower.client import Sites
-from fmol.flower.imports import describe_transform, path_of
-from fmol.flower.memory import Fate, Memory, settle
-from fmol.flower.messages import Silence, exchange
+from fmol.flower.memory import Memory, settle
+from fmol.flower.messages import exchange
+from fmol.flower.server import Call, Kept, MessageEngine
 from fmol.flower.simulation import Processes, Simulation, Threads, Workers
-from fmol.flower.wire import Failure, Received, WireError, pack_ask, unpack_reply
-from fmol.local import local_work
+from fmol.flower.wire import Failure
 from fmol.precision import Precision, check_precision
 
 __all__ = ["ClientError", "FlowerBackend", "FlowerEngine"]
@@ -43,11 +28,15 @@ FlowerBackend = Literal["thread", "ray"]
 """Where Flower's client apps run: in this process, or in processes that Ray starts."""
 
 
+CHECKPOINT = "checkpoint"
+"""What is in place of an answer's name for what a client was given to keep."""
+
+
 class ClientError(FmolError):
     """A client's own computation failed. The message has its error, and a note its traceback."""
 
 
-class FlowerEngine:
+class FlowerEngine(MessageEngine):
     """Clients are nodes of a Flower simulation, and what they are asked goes through its messages.
 
     The numbers are those of the sequential engine. `backend` says where client apps run; `half` sends
@@ -83,18 +72,15 @@ class FlowerEngine:
         evaluation_batch: int = EVALUATION_BATCH,
         cache_bytes: int = 2**30,
     ) -> None:
-        self.federation = federation
-        self.device = torch.device(device)
+        super().__init__(federation, seed=seed, device=device, half=half)
         check_precision(precision, self.device)
         _check_options(backend, self.device, patience, in_flight)
-        self.seed, self.backend, self.in_flight = seed, backend, in_flight
-        self.patience = patience
+        self.backend, self.in_flight, self.patience = backend, in_flight, patience
         sites = partial(
             Sites,
             federation,
             device=self.device,
             precision=precision,
-            half=half,
             evaluation_batch=evaluation_batch,
             cache_bytes=cache_bytes,
         )
@@ -105,141 +91,56 @@ class FlowerEngine:
             return Processes(sites, patience, processes)
 
         self._simulation = Simulation(workers)
-        self._fates: dict[str, Fate] = {}
-        # Of this engine alone, so that no answer to another is ever taken for one to it.
-        self._name, self._asked = uuid4().hex, 0
 
-    def map(
-        self,
-        asks: Sequence[Ask],
-        fold: Fold | None = None,
-        *,
-        work: Work | None = None,
-        transforms: Sequence[Transform] = (),
-    ) -> tuple[Any, Receipt]:
-        started = perf_counter()
-        tally = Tally()
-        asks = sorted(asks, key=lambda ask: ask.client)
-        silent = []
-        told = {
-            "work": self._path(work or local_work),
-            "transforms": [describe_transform(each) for each in transforms],
-            "seed": int(self.seed),
-        }
-        first = self._asked
-        self._asked += len(asks)
+    def _carry_out(self, call: Call) -> None:
         answers = exchange(
             self._simulation,
-            self._messages(asks, first, told),
-            in_flight=self._window(asks),
+            self.messages(call),
+            in_flight=self._window(call),
             # A client's own bound is kept where it computes; this one is for a link that is broken.
             patience=2 * self.patience + 10,
             wait=self._simulation.wait,
         )
-        for number, (ask, answer) in enumerate(zip(asks, answers, strict=True), first):
-            if isinstance(answer, Silence):
-                silent.append(ask.client)
-                tally.notes.append(f"client `{ask.client}` was silent: {answer.reason}")
-                continue
-            self._take_in(ask, self._answer_name(number), answer, fold, transforms, tally)
-        result = None if fold is None else fold.result()
-        receipt = tally.receipt(perf_counter() - started)
-        return result, replace(receipt, silent=tuple(silent))
+        self.take_in(call, answers)
 
-    def _window(self, asks: Sequence[Ask]) -> int:
+    def _window(self, call: Call) -> int:
         """How many asks are on their way at a time."""
-        if len({ask.client for ask in asks}) < len(asks):
+        if len({ask.client for ask in call.asks}) < len(call.asks):
             return 1  # A client that is asked twice must hear of the first before the second.
-        return max(self.in_flight, self._simulation.count) if asks else 1
+        return max(self.in_flight, self._simulation.count)
 
-    def _messages(self, asks: Sequence[Ask], first: int, told: Any) -> Iterator[Message]:
-        for number, ask in enumerate(asks, first):
-            fate = self._fates.get(ask.client)
-            note = {
-                **told,
-                "answer": self._answer_name(number),
-                "fate": None if fate is None else fate.to_note(),
-            }
-            data = pack_ask(ask, self.federation.layout.digest, note)
-            kind = MessageType.TRAIN if ask.lanes else MessageType.EVALUATE
-            yield self._simulation.message(ask.client, data, kind)
+    def _message(self, client: str, content: RecordDict, kind: str) -> Message:
+        return self._simulation.message(client, content, kind)
 
-    def _take_in(
-        self,
-        ask: Ask,
-        answer: str,
-        data: bytes,
-        fold: Fold | None,
-        transforms: Sequence[Transform],
-        tally: Tally,
-    ) -> None:
-        """Checks one answer, folds what may be let in, and remembers what became of it."""
-        client = self.federation.client(ask.client)
+    def _weigh(
+        self, ask: Ask, sent: int, reply: Reply, received: int, saved: int
+    ) -> tuple[int, int]:
+        """As the other engines count, so that theirs are the same numbers."""
+        return reply_bytes(reply) - saved, message_bytes(ask)
+
+    def _failed(self, ask: Ask, failure: Failure) -> str:
+        error = ClientError(
+            f"client `{ask.client}` could not answer in round {ask.round}: "
+            f"{failure.kind}: {failure.message}"
+        )
+        error.add_note(failure.trace)
+        raise error
+
+    def _transformed(self, transform: Transform, reply: Reply, ask: Ask) -> Reply:
         try:
-            received = unpack_reply(data, ask, self.federation.layout.digest)
-        except WireError as error:
-            reasons = [Refusal(ask.round, ask.client, n, str(error)) for n in client.objectives]
-            self._settle_later(ask.client, answer, Reply(client=ask.client), reasons, keeps=True)
-            tally.add(Reply(client=ask.client), reasons, len(data), message_bytes(ask))
-            return
-        reply = _reply_of(received, ask)
-        up, down = reply_bytes(reply) - received.saved, message_bytes(ask)
-        try:
-            reply = self._placed(reply)
-            for transform in reversed(transforms):
-                reply = transform.server(reply, ask)
+            return transform.server(reply, ask)
         except Exception as error:
             say_where(error, ask)
             raise
-        note = received.note
-        reply, refusals = check_reply(
-            reply, ask, client, self.federation.layout, note.get("samples")
-        )
-        self._settle_later(ask.client, answer, reply, refusals, bool(note.get("keeps", True)))
-        if fold is not None:
-            fold.add(reply, ask)
-        tally.add(reply, refusals, up, down)
-
-    def _settle_later(
-        self, client: str, answer: str, reply: Reply, refusals: Sequence[Refusal], keeps: bool
-    ) -> None:
-        """Notes what may be kept of this answer, for the client to hear with its next ask."""
-        if keeps or client in self._fates:
-            # A control variate belongs to one slot: those that were let in were counted.
-            only = tuple(CONTROL + slot for slot in reply.deltas) if refusals else None
-            self._fates[client] = Fate(answer, only)
-
-    def _answer_name(self, number: int) -> str:
-        return f"{self._name}.{number}"
 
     def _path(self, work: Work) -> str:
-        path = path_of(work, "`work`")
+        path = super()._path(work)
         if self.backend == "ray" and path.startswith("__main__:"):
             raise ValueError(
                 f"`work` is `{path}`, and in Ray's processes the main module is another. Define it at "
                 "the top of a module that can be imported."
             )
         return path
-
-    def _placed(self, reply: Reply) -> Reply:
-        if self.device.type == "cpu":
-            return reply
-        return replace(
-            reply,
-            deltas={slot: delta.to(self.device) for slot, delta in reply.deltas.items()},
-            extra={name: tensor.to(self.device) for name, tensor in reply.extra.items()},
-        )
-
-    def commit(self) -> None:
-        self._settle("committed")
-
-    def discard(self) -> None:
-        self._settle("discarded")
-
-    def _settle(self, how: Literal["committed", "discarded"]) -> None:
-        for client, fate in self._fates.items():
-            if fate.settled == "held":
-                self._fates[client] = replace(fate, settled=how)
 
     def client_state(self) -> ClientState:
         settled = {
@@ -254,22 +155,13 @@ class FlowerEngine:
 
     def load_client_state(self, state: ClientState) -> None:
         self._fates.clear()
-        self._simulation.remember({client: Memory(kept) for client, kept in state.items()})
+        held = {client: kept for client, kept in state.items() if kept}
+        self._kept = {client: Kept(CHECKPOINT, tuple(kept)) for client, kept in held.items()}
+        memories = {client: Memory(kept, of=CHECKPOINT) for client, kept in held.items()}
+        self._simulation.remember(memories)
 
     def close(self) -> None:
         self._simulation.close()
-
-
-def _reply_of(received: Received, ask: Ask) -> Reply:
-    answer = received.answer
-    if isinstance(answer, Failure):
-        error = ClientError(
-            f"client `{ask.client}` could not answer in round {ask.round}: "
-            f"{answer.kind}: {answer.message}"
-        )
-        error.add_note(answer.trace)
-        raise error
-    return answer
 
 
 def _check_options(backend: str, device: torch.device, patience: float, in_flight: int) -> None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fmol.engines.seam import Transform
 
-__all__ = ["describe_transform", "find", "make_transform", "path_of"]
+__all__ = [
+    "NotAllowedError",
+    "describe_transform",
+    "find",
+    "known_by_path",
+    "make_transform",
+    "path_of",
+]
+
+
+class NotAllowedError(ValueError):
+    """Code that a message names and a site has not been told to trust."""
 
 
 def path_of(thing: Any, what: str) -> str:
@@ -31,8 +42,28 @@ def path_of(thing: Any, what: str) -> str:
     return path
 
 
-def find(path: str, what: str) -> Any:
-    """What an import path leads to; raises `ValueError` where it leads nowhere."""
+def known_by_path(things: Iterable[Any]) -> dict[str, Any]:
+    """Import path → function or class: what a site has been told to trust.
+
+    >>> from fmol.local import local_work
+    >>> list(known_by_path([local_work]))
+    ['fmol.local:local_work']
+    """
+    return {path_of(thing, "what a site allows"): thing for thing in things}
+
+
+def find(path: str, what: str, known: Mapping[str, Any] | None = None) -> Any:
+    """What an import path leads to; raises `ValueError` where it leads nowhere.
+
+    With `known` nothing is imported: a path that is not in it is refused.
+    """
+    if known is not None:
+        if path not in known:
+            raise NotAllowedError(
+                f"{what} is `{path}`, which this site has not been told to trust. It knows "
+                f"{', '.join(known)}; give more with `allow`."
+            )
+        return known[path]
     found = _look_up(path)
     if found is None:
         raise ValueError(
@@ -70,9 +101,11 @@ def describe_transform(transform: Transform) -> dict[str, Any]:
     return {"path": path, "options": {name: _as_list(value) for name, value in options.items()}}
 
 
-def make_transform(described: Mapping[str, Any]) -> Transform:
-    """The transform that was described."""
-    kind = find(described["path"], "the class of a transform")
+def make_transform(
+    described: Mapping[str, Any], known: Mapping[str, Any] | None = None
+) -> Transform:
+    """The transform that was described; with `known`, one of those classes."""
+    kind = find(described["path"], "the class of a transform", known)
     made: Transform = kind(**{k: _as_tuple(v) for k, v in described["options"].items()})
     return made
 

@@ -7,15 +7,21 @@ message of its own is needed, and one that was lost does no harm.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
-from fmol.flower.wire import pack_tensors, unpack_tensors
+from fmol.files import write_whole
+from fmol.flower.wire import WireError, pack_tensors, unpack_tensors
 
-__all__ = ["Fate", "Memory", "Stored", "settle"]
+__all__ = ["Fate", "Memory", "Stored", "load_memory", "memory_file", "save_memory", "settle"]
+
+logger = logging.getLogger("fmol")
 
 Settled = Literal["held", "committed", "discarded"]
 
@@ -38,6 +44,9 @@ class Memory:
     """Of an answer that was let in, in a round that is not committed yet."""
     pending: Stored | None = None
     """Of the last answer, of which nothing was heard yet."""
+    of: str = ""
+    """The answer that `kept` came with, empty where nothing is kept: by this both sides can tell
+    whether it is what the server counts on."""
 
     @property
     def state(self) -> Mapping[str, Tensor]:
@@ -47,24 +56,26 @@ class Memory:
     def __bool__(self) -> bool:
         return bool(self.kept) or self.held is not None or self.pending is not None
 
-    def to_record(self) -> dict[str, Any]:
-        """As names and bytes, which Flower keeps at a node."""
-        record: dict[str, Any] = {"kept": pack_tensors(self.kept)}
-        for name, stored in (("held", self.held), ("pending", self.pending)):
-            if stored is not None:
-                record[name] = pack_tensors(stored.state)
-                record[f"{name}.answer"] = stored.answer
-        return record
+    def to_bytes(self) -> bytes:
+        """As one stretch of bytes, which Flower or a file keeps; empty where there is nothing."""
+        if not self:
+            return b""
+        stored = {"held": self.held, "pending": self.pending}
+        sections = {"kept": self.kept}
+        sections |= {name: each.state for name, each in stored.items() if each is not None}
+        answers = {name: each.answer for name, each in stored.items() if each is not None}
+        return pack_tensors(sections, {"of": self.of, **answers})
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Memory:
-        def stored(name: str) -> Stored | None:
-            if name not in record:
-                return None
-            return Stored(record[f"{name}.answer"], unpack_tensors(record[name]))
-
-        kept = unpack_tensors(record["kept"]) if "kept" in record else {}
-        return cls(kept, stored("held"), stored("pending"))
+    def from_bytes(cls, data: bytes) -> Memory:
+        if not data:
+            return cls()
+        sections, note = unpack_tensors(data)
+        held, pending = (
+            Stored(note[name], sections.get(name, {})) if name in note else None
+            for name in ("held", "pending")
+        )
+        return cls(sections.get("kept", {}), held, pending, note["of"])
 
 
 @dataclass(frozen=True)
@@ -101,15 +112,15 @@ def settle(memory: Memory, fate: Fate | None) -> Memory:
     False
     """
     if fate is None:
-        return Memory(memory.kept)
-    kept, held = memory.kept, memory.held
+        return Memory(memory.kept, of=memory.of)
+    kept, held, of = memory.kept, memory.held, memory.of
     if held is not None and held.answer != fate.answer:
         held = None
     if memory.pending is not None and memory.pending.answer == fate.answer:
         held = _let_in(memory.pending, kept, fate.only)
     if held is not None and fate.settled == "committed":
-        kept = held.state
-    return Memory(kept, held if fate.settled == "held" else None)
+        kept, of = held.state, held.answer if held.state else ""
+    return Memory(kept, held if fate.settled == "held" else None, of=of)
 
 
 def _let_in(
@@ -120,3 +131,29 @@ def _let_in(
         return pending
     own = {name: pending.state[name] for name in only if name in pending.state}
     return replace(pending, state={**kept, **own}) if own else None
+
+
+def memory_file(folder: str | Path, client: str) -> Path:
+    """The file in which a site keeps what it remembers, named after it."""
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in client)[:60]
+    return Path(folder) / f"{plain}-{hashlib.sha256(client.encode()).hexdigest()[:8]}.memory"
+
+
+def load_memory(file: Path) -> Memory:
+    """What a site remembers; nothing where there is no file, or none that is whole, which is logged."""
+    if not file.is_file():
+        return Memory()
+    try:
+        return Memory.from_bytes(file.read_bytes())
+    except (WireError, KeyError) as error:
+        logger.warning("`%s` is left out, since it cannot be read: %s", file, error)
+        return Memory()
+
+
+def save_memory(file: Path, memory: Memory) -> None:
+    """Writes down what a site remembers, whole or not at all; no file where that is nothing."""
+    if memory:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(file, memory.to_bytes())
+    else:
+        file.unlink(missing_ok=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
@@ -12,10 +13,14 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fmol.flower.wire import PART_BYTES, WireError, join_parts, split_parts
 
-__all__ = ["Link", "Silence", "exchange", "from_content", "to_content"]
+__all__ = ["Link", "Silence", "exchange", "from_content", "to_arrays", "to_content"]
 
 RECORD = "fmol"
 STYPE = "fmol.wire"
+TOGETHER = 2**26
+"""Bytes of messages that are sent in one go, beside what they share."""
+HEAD, X = "head", "x"
+"""What an array holds a part of: the message itself, or the `x` that many messages share."""
 
 
 class Link(Protocol):
@@ -28,32 +33,46 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class Silence:
-    """No answer, and why."""
+    """No answer of a node, and why."""
 
+    node: int
     reason: str
 
 
-def to_content(data: bytes, part_bytes: int = PART_BYTES) -> RecordDict:
-    """A packed message as Flower's content: one array, or several where it is large.
+def to_arrays(data: bytes, name: str, part_bytes: int = PART_BYTES) -> dict[str, Array]:
+    """Packed bytes as Flower's arrays: one, or several where they are large.
 
     Every array is a request on every hop, so there is one of all tensors and not one of each.
     """
-    parts = split_parts(data, part_bytes)
-    arrays = {
-        f"{i:04d}": Array(dtype="uint8", shape=(len(part),), stype=STYPE, data=part)
-        for i, part in enumerate(parts)
+    return {
+        f"{name}.{i:04d}": Array(dtype="uint8", shape=(len(part),), stype=STYPE, data=part)
+        for i, part in enumerate(split_parts(data, part_bytes))
     }
-    return RecordDict({RECORD: ArrayRecord(arrays)})
 
 
-def from_content(content: RecordDict) -> bytes:
-    """The packed message in Flower's content."""
-    record = content.array_records.get(RECORD)
-    if not record or any(array.stype != STYPE for array in record.values()):
+def to_content(
+    data: bytes, x: Mapping[str, Array] | None = None, part_bytes: int = PART_BYTES
+) -> RecordDict:
+    """A packed message as Flower's content; `x` are the arrays that it shares with others.
+
+    Flower stores and sends an array that is in many messages once.
+    """
+    record = ArrayRecord(to_arrays(data, HEAD, part_bytes))
+    for name, array in (x or {}).items():
+        record[name] = array  # The same object in all messages: Flower hashes it once.
+    return RecordDict({RECORD: record})
+
+
+def from_content(content: RecordDict, name: str = HEAD) -> bytes:
+    """The packed message in Flower's content, or what it shares with others."""
+    record: Mapping[str, Array] = content.array_records.get(RECORD) or {}
+    parts = [each for each in sorted(record) if each.startswith(f"{name}.")]
+    if not parts or any(record[each].stype != STYPE for each in parts):
         raise WireError(
-            f"the message has the records {sorted(content)} and none of fmol's, which is `{RECORD}`."
+            f"the message has the records {sorted(content)} and no `{name}` of fmol's, which is in "
+            f"`{RECORD}`."
         )
-    return join_parts([record[name].data for name in sorted(record)])
+    return join_parts([record[each].data for each in parts])
 
 
 def exchange(
@@ -61,48 +80,68 @@ def exchange(
     messages: Iterable[Message],
     *,
     in_flight: int,
-    patience: float,
     wait: Callable[[float], object],
-) -> Iterator[bytes | Silence]:
+    patience: float = math.inf,
+    deadline: float = math.inf,
+) -> Iterator[Message | Silence]:
     """The answers to `messages`, in their order, each as soon as it and all before it are there.
 
-    `in_flight` is how many are on their way at a time: so many answers may have to be held until
-    their turn comes, and no more. After `patience` seconds in which nobody answered, all that are on
-    their way are silent. `wait` returns when something may have arrived, or after so many seconds.
+    `in_flight` is how many are on their way at a time. An answer whose turn has not come waits where
+    Flower keeps it, so that one at a time is here. Nobody is waited for after `patience` seconds in
+    which no turn came, nor after the `deadline`, a time of the monotonic clock; what has arrived by
+    then is heard all the same. `wait` returns when something may have arrived, or after so many
+    seconds.
     """
     coming = iter(messages)
-    sent: deque[str] = deque()
-    answers: dict[str, bytes | Silence] = {}
-    heard = monotonic()
+    sent: deque[tuple[int, str | None]] = deque()  # What was sent is let go of.
+    heard = began = monotonic()
     while True:
-        while len(sent) < in_flight and (message := next(coming, None)) is not None:
-            ids = list(link.push_messages([message]))
-            sent.append(ids[0] if ids else f"not sent {id(message)}")
-            if not ids:
-                answers[sent[-1]] = Silence("Flower did not take the message")
-            heard = monotonic() if len(sent) == 1 else heard
+        if len(sent) < in_flight:
+            heard = heard if sent else monotonic()
+            sent += _push(link, coming, in_flight - len(sent))
         if not sent:
             return
-        open_ids = [id for id in sent if id not in answers]
-        for reply in link.pull_messages(open_ids) if open_ids else ():
-            answers[reply.metadata.reply_to_message_id] = _read(reply)
-            heard = monotonic()
-        if sent[0] not in answers:
-            if monotonic() - heard > patience:
-                reason = f"no answer within {patience:g} s"
-                answers.update((id, Silence(reason)) for id in sent if id not in answers)
-            else:
-                wait(0.1)
-        while sent and sent[0] in answers:
-            given = monotonic()
-            yield answers.pop(sent.popleft())
-            heard += monotonic() - given  # Whoever takes it in may take long: that is no silence.
+        node, id = sent[0]
+        answers = [_read(each, node) for each in link.pull_messages([id])] if id else []
+        now = monotonic()
+        if answers:
+            heard = now
+        elif not id:
+            answers = [Silence(node, "Flower did not take the message")]
+        elif now - heard > patience:
+            answers = [Silence(node, f"no answer within {patience:g} s")]
+        elif now > deadline:
+            answers = [Silence(node, f"no answer within {max(0.0, deadline - began):.3g} s")]
+        else:
+            wait(0.1)
+            continue
+        sent.popleft()
+        yield from answers
+        heard += monotonic() - now  # Whoever takes it in may take long: that is no silence.
 
 
-def _read(reply: Message) -> bytes | Silence:
-    if reply.has_error():
-        return Silence(reply.error.reason or f"Flower's error {reply.error.code}")
-    try:
-        return from_content(reply.content)
-    except WireError as error:
-        return Silence(str(error))
+def _push(link: Link, coming: Iterator[Message], most: int) -> Iterator[tuple[int, str | None]]:
+    """Sends the next messages, together as far as they are small: node, and id where it was taken."""
+    while most > 0:
+        batch: list[Message] = []
+        size = 0
+        while len(batch) < most and size < TOGETHER and (message := next(coming, None)) is not None:
+            batch.append(message)
+            arrays = message.content.array_records[RECORD].items()
+            size += sum(len(array.data) for name, array in arrays if name.startswith(HEAD))
+        taken = set(link.push_messages(batch)) if batch else set()
+        for message in batch:
+            id = message.metadata.message_id
+            yield message.metadata.dst_node_id, id if id in taken else None
+        if size < TOGETHER:
+            return
+        most -= len(batch)
+
+
+def _read(answer: Message, node: int) -> Message | Silence:
+    if answer.has_error():
+        return Silence(node, answer.error.reason or f"Flower's error {answer.error.code}")
+    said = answer.metadata.src_node_id
+    if said != node:  # Flower knows whom it asked; what the answer says of itself is no proof.
+        return Silence(node, f"its answer says that it comes from node {said}")
+    return answer

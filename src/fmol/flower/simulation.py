@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, cast
 from uuid import uuid4
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 from flwr.common.constant import (
@@ -35,9 +35,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from fmol.flower.client import Sites, make_client_app
+from fmol.flower.client import Sites, make_client_app, recall, remember
 from fmol.flower.memory import Memory
-from fmol.flower.messages import RECORD, to_content
+from fmol.flower.messages import RECORD
 
 __all__ = ["Processes", "Simulation", "Threads", "Workers"]
 
@@ -202,12 +202,12 @@ class Simulation:
 
     # ---- what the server does ----
 
-    def message(self, client: str, data: bytes, kind: str) -> Message:
-        """A packed message to a client, of Flower's kind `train` or `evaluate`."""
+    def message(self, client: str, content: RecordDict, kind: str) -> Message:
+        """A message to a client, of Flower's kind `train` or `evaluate`."""
         # Flower has these for the whole process, and there may be more than one simulation in it.
         TaskIdentity.run_id, TaskIdentity.task_id = self._run.run_id, TASK
         TaskIdentity.node_id = SUPERLINK_NODE_ID
-        return Message(to_content(data), self._node(client), kind)
+        return Message(content, self._node(client), kind)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
@@ -236,9 +236,7 @@ class Simulation:
         """What each client has of its own: in a simulation all of them are here."""
         found = {}
         for client, node in self._nodes.items():
-            record = self._contexts[node].state.config_records.get(RECORD)
-            if record is not None:
-                found[client] = Memory.from_record(record)
+            found[client] = recall(self._contexts[node])
         return found
 
     def remember(self, memories: dict[str, Memory]) -> None:
@@ -246,8 +244,7 @@ class Simulation:
         for context in self._contexts.values():
             context.state.pop(RECORD, None)
         for client, memory in memories.items():
-            context = self._contexts[self._node(client)]
-            context.state[RECORD] = ConfigRecord(memory.to_record())
+            remember(self._contexts[self._node(client)], memory)
 
     def _node(self, client: str) -> int:
         if client not in self._nodes:

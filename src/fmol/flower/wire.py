@@ -2,6 +2,7 @@
 
 A message is a fixed prefix (what it is, the protocol's version, a checksum of all that follows), a
 header in JSON, and every tensor in one stretch of bytes. Nothing in it is ever executed or unpickled.
+`x` is packed by itself, once for all who are asked: the ask names it by its checksum.
 """
 
 from __future__ import annotations
@@ -24,20 +25,26 @@ from fmol.engines.seam import Ask, Lane, LocalConfig, Reply
 __all__ = [
     "PROTOCOL",
     "Failure",
+    "Introduction",
     "Received",
     "WireError",
     "join_parts",
     "pack_ask",
     "pack_failure",
+    "pack_introduction",
+    "pack_query",
     "pack_reply",
     "pack_tensors",
+    "pack_x",
     "split_parts",
     "unpack_ask",
+    "unpack_introduction",
+    "unpack_query",
     "unpack_reply",
     "unpack_tensors",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Rises whenever a message of before could be misread."""
 
 MAGIC = b"fmolwire"
@@ -49,6 +56,8 @@ PART_BYTES = 2**28
 """How much goes into one array: protobuf, by which Flower sends, ends at 2 GiB."""
 HALF_EXPONENT = 15
 """Halves are scaled so that the largest is just below 2^15; theirs ends at 65504."""
+MOST_WHOLE = 2**53
+"""Whole numbers beyond this are no counts of anything, and are not exact as floats either."""
 MOST_EXPONENT = 1100
 """Float64 goes from 2^−1074 to 2^1024: further nothing is ever scaled, whatever a message says."""
 
@@ -99,8 +108,13 @@ class Received:
 # ---- asks and replies ------------------------------------------------------------------------
 
 
-def pack_ask(ask: Ask, layout: str, note: Mapping[str, Any] | None = None) -> bytes:
-    """An ask as one message; `layout` is the digest of the model that its `x` belongs to.
+def pack_x(x: Tensor, layout: str) -> bytes:
+    """`x` `[d]` as one message, the same for all who are asked; `layout` is its model's digest."""
+    return _encode({"kind": "x", "layout": layout, "note": {}}, [("x", "", x)])
+
+
+def pack_ask(ask: Ask, layout: str, x: bytes, note: Mapping[str, Any] | None = None) -> bytes:
+    """An ask as one message but for its `x`, which is in the packed `x`.
 
     `note` goes along: names, numbers and lists of them that are the engine's own affair.
     """
@@ -110,16 +124,23 @@ def pack_ask(ask: Ask, layout: str, note: Mapping[str, Any] | None = None) -> by
         "local": None if ask.local is None else _plain_map(asdict(ask.local), "`local`"),
         "evaluate": list(ask.evaluate),
         "held_out": bool(ask.held_out),
+        "x": _checksum(x),
         "note": dict(note or {}),
     }
-    return _encode(header, [("x", "", ask.x), *_section("payload", ask.payload)])
+    return _encode(header, list(_section("payload", ask.payload)))
 
 
-def unpack_ask(data: bytes, layout: str) -> tuple[Ask, Mapping[str, Any]]:
-    """The ask in a message, and its note; raises `WireError` for anything else."""
+def unpack_ask(data: bytes, x: bytes, layout: str) -> tuple[Ask, Mapping[str, Any]]:
+    """The ask in a message and its packed `x`, and its note; raises `WireError` for anything else."""
     header, tensors, _ = _decode(data)
     _agree(header, {"kind": "ask", "layout": layout})
-    return _built(lambda: _ask_from(header, tensors)), header["note"]
+    about, values, _ = _decode(x)
+    _agree(about, {"kind": "x", "layout": layout})
+    if header.get("x") != _checksum(x):
+        raise WireError(
+            f"the ask belongs to the x {header.get('x')!r}, and {_checksum(x)!r} came with it."
+        )
+    return _built(lambda: _ask_from(header, {**tensors, **values})), header["note"]
 
 
 def _ask_from(header: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> Ask:
@@ -173,14 +194,14 @@ def pack_reply(
 
 
 def pack_failure(
-    error: BaseException, trace: str, client: str, ask: Ask | None, layout: str
+    kind: str, message: str, trace: str, client: str, ask: Ask | None, layout: str
 ) -> bytes:
     """An error at a client as one message, in words; `ask` is None where not even that was read."""
     round, phase = (-1, -1) if ask is None else (ask.round, ask.phase)
     header = {
         **_address("failure", layout, client, round, phase),
-        "error": type(error).__name__,
-        "message": str(error),
+        "error": kind,
+        "message": message,
         "trace": trace,
         "note": {},
     }
@@ -191,16 +212,7 @@ def unpack_reply(data: bytes, ask: Ask, layout: str) -> Received:
     """What a client answered to `ask`; raises `WireError` for anything that is no answer to it."""
     header, tensors, saved = _decode(data)
     if header.get("kind") == "failure":
-        return Received(
-            _built(
-                lambda: Failure(
-                    _text(header["client"]),
-                    _text(header["error"]),
-                    _text(header["message"]),
-                    _text(header["trace"]),
-                )
-            )
-        )
+        return Received(_failure_from(header))
     expected = {"kind": "reply", "layout": layout, "round": ask.round, "phase": ask.phase}
     _agree(header, expected)
     reply = _built(
@@ -219,16 +231,80 @@ def unpack_reply(data: bytes, ask: Ask, layout: str) -> Received:
     return Received(reply, header["note"], saved)
 
 
-def pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Named tensors as one message: what a client keeps between rounds."""
-    return _encode({"kind": "tensors", "note": {}}, list(_section("tensors", tensors)))
+@dataclass(frozen=True)
+class Introduction:
+    """What a site says of itself before it takes part."""
+
+    client: str
+    """The name by which the server knows it, in every run and after every restart."""
+    objectives: tuple[str, ...]
+    samples: int
+    held_out: int
+    """Samples of its own that are held out; 0 without."""
+    layout: str
+    """The digest of its model's layout."""
 
 
-def unpack_tensors(data: bytes) -> dict[str, Tensor]:
-    """The named tensors that `pack_tensors` was given."""
+def pack_query(layout: str) -> bytes:
+    """The question who a site is, which names the layout of the server's model."""
+    return _encode({"kind": "query", "layout": layout, "note": {}}, [])
+
+
+def unpack_query(data: bytes) -> str:
+    """The layout of the model of whoever asks."""
+    header, _, _ = _decode(data)
+    _agree(header, {"kind": "query"})
+    return str(_built(lambda: _text(header["layout"])))
+
+
+def pack_introduction(site: Introduction) -> bytes:
+    """A site's answer to a query."""
+    return _encode({"kind": "introduction", **asdict(site), "note": {}}, [])
+
+
+def unpack_introduction(data: bytes) -> Introduction | Failure:
+    """What a site says of itself, or why it could not; raises `WireError` for anything else."""
+    header, _, _ = _decode(data)
+    if header.get("kind") == "failure":
+        return _failure_from(header)
+    _agree(header, {"kind": "introduction"})
+    site: Introduction = _built(
+        lambda: Introduction(
+            client=_text(header["client"]),
+            objectives=_texts(header["objectives"]),
+            samples=_whole(header["samples"]),
+            held_out=_whole(header["held_out"]),
+            layout=_text(header["layout"]),
+        )
+    )
+    return site
+
+
+def _failure_from(header: Mapping[str, Any]) -> Failure:
+    failure: Failure = _built(
+        lambda: Failure(
+            _text(header["client"]),
+            _text(header["error"]),
+            _text(header["message"]),
+            _text(header["trace"]),
+        )
+    )
+    return failure
+
+
+def pack_tensors(
+    sections: Mapping[str, Mapping[str, Tensor]], note: Mapping[str, Any] | None = None
+) -> bytes:
+    """Named tensors in named sections as one message: what a client keeps between rounds."""
+    tensors = [each for name, section in sections.items() for each in _section(name, section)]
+    return _encode({"kind": "tensors", "note": dict(note or {})}, tensors)
+
+
+def unpack_tensors(data: bytes) -> tuple[dict[str, dict[str, Tensor]], Mapping[str, Any]]:
+    """The sections that `pack_tensors` was given, but for empty ones, and the note."""
     header, tensors, _ = _decode(data)
     _agree(header, {"kind": "tensors"})
-    return dict(tensors.get("tensors", {}))
+    return tensors, header["note"]
 
 
 # ---- large messages --------------------------------------------------------------------------
@@ -317,12 +393,18 @@ def _texts(values: Any) -> tuple[str, ...]:
 def _number(value: Any) -> Any:
     if not isinstance(value, int | float):
         raise WireError(f"the message's header has {value!r} in place of a number.")
-    return value
+    return _bounded(value)
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
         raise WireError(f"the message's header has {value!r} in place of a whole number.")
+    return int(_bounded(value))
+
+
+def _bounded(value: float) -> float:
+    if isinstance(value, int) and abs(value) > MOST_WHOLE:
+        raise WireError("the message's header has a whole number that is no count of anything.")
     return value
 
 
@@ -471,6 +553,11 @@ def _tensors(
             saved += count * (dtype.itemsize - stored.itemsize)
         found.setdefault(_text(section), {})[_text(name)] = values.reshape(shape)
     return found, saved
+
+
+def _checksum(data: bytes) -> str:
+    """The checksum that a packed message carries, as text."""
+    return "" if len(data) < PREFIX.size else PREFIX.unpack_from(data)[2].hex()
 
 
 def _digest(chunks: Iterable[bytes | memoryview]) -> bytes:
