@@ -135,6 +135,7 @@ class LaneWorker:
             None if schedule.even else tuple(schedule.widths),
             tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
             replace(local, lr=0.0),
+            correction is not None,
         )
         self._uses[shape] = self._uses.get(shape, 0) + 1
 
@@ -143,9 +144,7 @@ class LaneWorker:
             walk(steps, schedule, source)
             return steps
 
-        # A graph has no buffer for corrections, which are others in every round.
-        corrected = correction is not None
-        if self.device.type != "cuda" or self._draws or self.single_losses or corrected:
+        if self.device.type != "cuda" or self._draws or self.single_losses:
             steps = by_itself()
             return steps.delta, steps.moved
         stage = None
@@ -156,13 +155,13 @@ class LaneWorker:
             steps = by_itself()
             return steps.delta, steps.moved
         stage = stage or Stage.of(schedule, pool)
-        graph = self._graph(shape, schedule, pulls, local, starts, stage)
+        graph = self._graph(shape, schedule, pulls, local, starts, stage, correction)
         if graph is None:
             steps = by_itself(stage)
             return steps.delta, steps.moved
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
-        replayed = graph(starts, stage, local.lr)
+        replayed = graph(starts, stage, local.lr, correction)
         events[1].record()
         self._took[shape] = events
         # The graph's own tensors are written to again when it is replayed.
@@ -228,17 +227,20 @@ class LaneWorker:
         local: LocalConfig,
         starts: Tensor,
         stage: Stage,
+        correction: Tensor | None,
     ) -> StepGraph | None:
         """The steps as a CUDA graph; None where they cannot be one."""
         if shape not in self._graphs:
 
-            def body(start: Tensor, stage: Stage, lr: Tensor) -> LaneSteps:
-                steps = LaneSteps(self.gradients, pulls, local, start, lr)
+            def body(
+                start: Tensor, stage: Stage, lr: Tensor, correction: Tensor | None
+            ) -> LaneSteps:
+                steps = LaneSteps(self.gradients, pulls, local, start, lr, correction)
                 walk(steps, schedule, stage)
                 return steps
 
             try:
-                self._graphs[shape] = StepGraph(body, starts, stage.clone(), local.lr)
+                self._graphs[shape] = StepGraph(body, starts, stage.clone(), local.lr, correction)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
