@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fmol.engines.seam import Ask, Reply
-from fmol.layout import squared_norm
+from fmol.layout import Layout, squared_norm
 
 __all__ = ["MeanFold", "Means", "StepMeans", "Weighting", "gramian"]
 
@@ -42,6 +42,8 @@ class Means:
     """`mean_i‖Δ_{s,i}‖²`."""
     steps: StepMeans | None = None
     """The same per step and for all slots, where the fold was asked for it."""
+    unit_squares: Tensor | None = None
+    """`mean_squares` of every unit by itself, `[len(slots), U]`, where the fold was asked for it."""
 
     @property
     def spread(self) -> dict[str, float]:
@@ -65,11 +67,18 @@ class MeanFold:
 
     `weighting` is `"uniform"`, every client alike, or `"samples"`, by the number of samples that
     carry a label, always renormalised over those who answered. With `steps` it also takes the means
-    of each client's Δ per step: as many vectors again.
+    of each client's Δ per step: as many vectors again. With `units` it also takes the mean of the
+    squared length of every unit of that layout.
     """
 
     def __init__(
-        self, slots: Sequence[str], like: Tensor, weighting: Weighting, *, steps: bool = False
+        self,
+        slots: Sequence[str],
+        like: Tensor,
+        weighting: Weighting,
+        *,
+        steps: bool = False,
+        units: Layout | None = None,
     ) -> None:
         # Half precision loses a mean over many clients: it is summed in float32.
         dtype = torch.float32 if like.element_size() < 4 else like.dtype
@@ -87,6 +96,13 @@ class MeanFold:
         self._steps = torch.zeros_like(self._sums) if steps else None
         self._stepped = [0.0] * len(slots)
         self._first = [0.0] * len(slots)
+        self._layout = units
+        self._unit_squares = torch.zeros(0, device=like.device)
+        if units is not None:
+            count = sum(count for count, _ in units.units)
+            self._unit_squares = torch.zeros(
+                len(slots), count, dtype=torch.float64, device=like.device
+            )
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -106,6 +122,9 @@ class MeanFold:
             self._weight[row] += weight
             self._moved[row] += reply.steps.get(lane.slot, 1)
             self._squares[row] += weight * squared_norm(delta)
+            if self._layout is not None:
+                own = self._layout.unit_squares(delta.to(self._sums)[None])[0]
+                self._unit_squares[row].add_(own, alpha=weight)
             moved = reply.steps.get(lane.slot, 1)
             if self._steps is not None and ask.local is not None and moved:
                 share = weight / ask.local.steps_in(moved)
@@ -145,6 +164,9 @@ class MeanFold:
             # A product and no scattered additions, whose order a GPU leaves open.
             self._sums.addmm_(shares, deltas.to(self._sums), beta=1 if self._begun else 0)
         self._begun = True
+        if self._layout is not None:
+            own = self._layout.unit_squares(deltas)
+            self._unit_squares += torch.from_numpy(mix).to(own) @ own
         if self._steps is None:
             return
         mix[:, [lane for lane, count in enumerate(moved) if not count]] = 0
@@ -172,7 +194,15 @@ class MeanFold:
             sums.to(self._dtype),
             {names[i]: self._squares[i] / self._weight[i] for i in rows},
             self._step_means(),
+            self._unit_means(rows),
         )
+
+    def _unit_means(self, rows: Sequence[int]) -> Tensor | None:
+        if self._layout is None:
+            return None
+        total = torch.tensor([self._weight[i] for i in rows], dtype=torch.float64)
+        squares = self._unit_squares[list(rows)]
+        return squares / total.to(squares)[:, None]
 
     def _step_means(self) -> StepMeans | None:
         if self._steps is None:

@@ -58,6 +58,34 @@ class Layout:
         text = repr((self.names, self.shapes, [str(dtype) for dtype in self.dtypes]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @cached_property
+    def units(self) -> tuple[tuple[int, int], ...]:
+        """For each parameter how many units it has, and how many numbers each: a row of a matrix and a
+        filter of a convolution is a unit, and a vector as a whole."""
+        return tuple(
+            (shape[0], size // shape[0]) if len(shape) > 1 and size else (1, size)
+            for shape, size in zip(self.shapes, self.sizes, strict=True)
+        )
+
+    def unit_squares(self, rows: Tensor) -> Tensor:
+        """The squared length of every unit of each of some vectors: `[n, U]` float64 from `[n, d]`.
+
+        >>> layout = Layout(("w", "b"), ((2, 2), (2,)), (torch.float32,) * 2)
+        >>> layout.unit_squares(torch.tensor([[1.0, 2.0, 0.0, 3.0, 1.0, 1.0]])).round()
+        tensor([[5., 9., 2.]], dtype=torch.float64)
+        """
+        parts = torch.split(rows, list(self.sizes), dim=1)
+        shaped = [
+            part.reshape(len(rows), *unit) for part, unit in zip(parts, self.units, strict=True)
+        ]
+        norms = [torch.linalg.vector_norm(part, dim=2, dtype=torch.float64) for part in shaped]
+        return torch.cat(norms, dim=1).square()
+
+    def over_units(self, values: Tensor) -> Tensor:
+        """What each unit has, for all of its numbers: `[n, d]` from `[n, U]`."""
+        widths = [width for count, width in self.units for _ in range(count)]
+        return values.repeat_interleave(torch.tensor(widths, device=values.device), dim=1)
+
     def split(self, x: Tensor) -> dict[str, Tensor]:
         """`x` as named parameters, views into it in its own dtype."""
         parts = torch.split(x, list(self.sizes))

@@ -68,14 +68,17 @@ def test_a_step_on_top_of_mgd_is_torchs_own_optimiser(step: Any) -> None:
     assert relative(flat(ours.model), x) < 1e-12
 
 
+@pytest.mark.parametrize("by", ["objective", "unit"])
 @pytest.mark.parametrize("kind", [FMGDA, FedAvg])
-def test_where_clients_are_alike_there_is_nothing_to_extrapolate_or_correct(kind: Any) -> None:
+def test_where_clients_are_alike_there_is_nothing_to_extrapolate_or_correct(
+    kind: Any, by: Any
+) -> None:
     problem = alike(federation([("a", "b", "c")] * 4))
     options: dict[str, Any] = {"local_steps": 4}
     if kind is FedAvg:
         options["batch_size"] = None
     plain = run(kind(**options), problem)
-    stretched = run(kind(**options, extrapolate=True), problem)
+    stretched = run(kind(**options, extrapolate=True, extrapolate_by=by), problem)
     corrected = run(kind(**options, drift_correction="scaffold"), problem)
     assert torch.equal(flat(stretched.model), flat(plain.model))
     assert set(stretched.reports[-1].extrapolation.values()) == {1.0}

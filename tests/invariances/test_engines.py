@@ -90,6 +90,7 @@ ALGORITHMS: list[Algorithm] = [
     FedAvg(local_steps=3, batch_size=4),
     FedAvg({"a": 0.5, "b": 0.0, "c": 2.0}, local_epochs=1, batch_size=4),
     FSMGDA(local_epochs=1, batch_size=4, drift_correction="scaffold", extrapolate=True),
+    FSMGDA(local_steps=3, batch_size=4, extrapolate=True, extrapolate_by="unit"),
     FedAvg(local_steps=3, batch_size=4, drift_correction="scaffold", server_step=Momentum(0.5)),
 ]
 

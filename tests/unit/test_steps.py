@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from fmol import FMGDA, FSMGDA, SMGD, Client, FedAvg, Federation, Objective, fit
+from fmol.aggregate import MeanFold
 from fmol.algorithms import Adam, Momentum
 from fmol.algorithms.steps import MOMENTA, least_cosine, stretch
 from fmol.algorithms.trouble import known_trouble
 from fmol.config import read_config
-from fmol.engines.seam import Ask, Reply, Site
+from fmol.engines.seam import Ask, Lane, Reply, Site
 from fmol.federation import Population
 from fmol.rules import Fixed
 from fmol.runs import resume, start
@@ -227,6 +228,63 @@ def test_extrapolation_keeps_common_descent_and_its_factors_are_those_of_the_spr
     assert max(f for r in result.reports for f in r.extrapolation.values()) > 1
 
 
+def test_each_unit_is_stretched_by_the_disagreement_about_it_alone() -> None:
+    problem, kept = federation(), FMGDA(local_steps=3)
+    options: dict[str, Any] = {"local_steps": 3, "extrapolate": True, "extrapolation_cap": 3.0}
+    plain, whole, units = (
+        fit(problem, algorithm, rounds=1, device="cpu").reports[0]
+        for algorithm in (
+            kept,
+            FMGDA(**options),
+            FMGDA(**options, extrapolate_by="unit"),
+        )
+    )
+    assert units.spread == whole.spread == plain.spread  # Of the updates as they came in.
+    assert units.gap < 1e-6
+    assert units.extrapolation != whole.extrapolation
+    for name, factor in units.extrapolation.items():
+        assert 1 <= factor <= 3, name
+
+
+@pytest.mark.parametrize("fold_rows", [False, True])
+def test_a_folds_means_of_units_are_those_of_the_clients(fold_rows: bool) -> None:
+    problem = federation()
+    layout = problem.layout
+    deltas = torch.randn(
+        6, layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    x = torch.zeros(layout.size, dtype=torch.float64)
+    fold = MeanFold(["a", "b"], x, "samples", units=layout)
+    slots, weights = ["a", "b", "a", "b", "a", "b"], [3.0, 1.0, 2.0, 2.0, 5.0, 1.0]
+    squares = deltas.square().sum(1).tolist()
+    if fold_rows:  # In two goes, the second of which finds the first one's.
+        for go in (slice(4), slice(4, 6)):
+            steps = [1] * len(slots[go])
+            fold.add_rows(slots[go], deltas[go], weights[go], steps, squares[go])
+    else:
+        for slot, delta, weight in zip(slots, deltas, weights, strict=True):
+            ask = Ask(client="c", round=0, x=x, lanes=(Lane(slot, {slot: 1.0}),))
+            fold.add(Reply(client="c", deltas={slot: delta}, samples={slot: int(weight)}), ask)
+    means = fold.result()
+    assert means.unit_squares is not None
+    for i, slot in enumerate(means.slots):
+        mine = [k for k, name in enumerate(slots) if name == slot]
+        share = torch.tensor([weights[k] for k in mine], dtype=torch.float64)
+        share /= share.sum()
+        assert torch.allclose(means.deltas[i], share @ deltas[mine], rtol=1e-12)
+        begin, u = 0, 0
+        for shape in layout.shapes:
+            for part in torch.split(
+                deltas[mine][:, begin : begin + math.prod(shape)],
+                math.prod(shape[1:]) if len(shape) > 1 else shape[0],
+                dim=1,
+            ):
+                want = share @ part.square().sum(1)
+                assert means.unit_squares[i, u] == pytest.approx(float(want))
+                u += 1
+            begin += math.prod(shape)
+
+
 def test_momentum_may_walk_against_an_objective_and_the_report_says_so() -> None:
     """First only `a` is there to be served, then only `b`, which pulls the other way."""
 
@@ -251,8 +309,9 @@ def test_momentum_may_walk_against_an_objective_and_the_report_says_so() -> None
     assert second.step_min_cosine == pytest.approx(-1.0 if longer else 1.0)
 
 
-def test_fedavg_reports_its_factor_and_the_length_of_its_step() -> None:
-    algorithm = FedAvg(**STEPS, extrapolate=True, server_step=Momentum(0.5))
+@pytest.mark.parametrize("by", ["objective", "unit"])
+def test_fedavg_reports_its_factor_and_the_length_of_its_step(by: Any) -> None:
+    algorithm = FedAvg(**STEPS, extrapolate=True, extrapolate_by=by, server_step=Momentum(0.5))
     report = fit(federation(), algorithm, rounds=3, device="cpu").reports[-1]
     assert len(set(report.extrapolation.values())) == 1
     assert report.step_norm_squared > report.direction_norm_squared > 0
@@ -279,6 +338,7 @@ def test_files_and_flags_reach_every_step() -> None:
         "server_step": {"name": "momentum", "beta": 0.3},
         "extrapolate": True,
         "extrapolation_cap": 4.0,
+        "extrapolate_by": "unit",
         "drift_correction": "scaffold",
         "objective_momentum": 0.2,
     }

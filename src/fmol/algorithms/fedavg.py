@@ -21,7 +21,7 @@ from fmol.algorithms.drift import (
 from fmol.algorithms.missing import check_arrivals
 from fmol.algorithms.mixture import MIXTURE, MixtureOptions, mixture_lanes, objective_weights
 from fmol.algorithms.options import LocalOptions, StepOptions
-from fmol.algorithms.steps import apply_step, room_for_step, stretch
+from fmol.algorithms.steps import apply_step, room_for_step, stretch, stretch_units, units_of
 from fmol.algorithms.trouble import known_trouble, warn_of_trouble
 from fmol.engines.seam import Engine, Transform, Work
 from fmol.federation import Federation
@@ -75,7 +75,9 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
         ]
         pulled = {name for ask in asks for lane in ask.lanes for name in lane.mixture}
         # The mean over the clients that answered.
-        fold = MeanFold([MIXTURE], state.x, self.weighting, steps=corrects(state.memory))
+        layout = self.unit_layout(federation)
+        corrected = corrects(state.memory)
+        fold = MeanFold([MIXTURE], state.x, self.weighting, steps=corrected, units=layout)
         means, receipt = engine.map(asks, fold, transforms=self.transforms)
         started = perf_counter()
         check_arrivals(means, receipt)
@@ -83,7 +85,13 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
         memory = {**state.memory, **follow_controls(state.memory, means)}
         if means.slots:
             direction = means.deltas[0]
-            if self.cap is not None:
+            units = units_of(means, layout)
+            if self.cap is not None and units is not None:
+                stretched, (factor,) = stretch_units(
+                    means.deltas, units.squares, units.layout, self.cap
+                )
+                direction = stretched[0]
+            elif self.cap is not None:
                 factor = stretch(means.spread[MIXTURE], self.cap)
                 direction = factor * direction
             vector, kept = apply_step(self.server_step, direction, memory)

@@ -20,7 +20,7 @@ from fmol.algorithms.drift import (
 )
 from fmol.algorithms.missing import Rows, fill_in
 from fmol.algorithms.options import LocalOptions, ServerOptions
-from fmol.algorithms.steps import Pulls, apply_step, least_cosine, prepare
+from fmol.algorithms.steps import Pulls, apply_step, least_cosine, prepare, units_of
 from fmol.algorithms.trouble import known_trouble
 from fmol.engines.seam import Engine, Lane, LocalConfig
 from fmol.federation import Federation
@@ -106,7 +106,8 @@ def multiple_gradient_round(
         for client in map(federation.client, plan.cohort)
     ]
     # 4–5. Δ_s: the mean over the clients that hold s and answered.
-    fold = MeanFold(names, x, options.weighting, steps=corrects(state.memory))
+    layout = options.unit_layout(federation)
+    fold = MeanFold(names, x, options.weighting, steps=corrects(state.memory), units=layout)
     means, receipt = engine.map(asks, fold, transforms=options.transforms)
     started = perf_counter()
     losses = mean_losses(receipt.clients, names, options.weighting)
@@ -131,6 +132,7 @@ def multiple_gradient_round(
                 beta=options.objective_momentum,
                 spread=spread,
                 shared=shared,
+                units=units_of(means, layout),
             )
             direction = find_direction(
                 pulls.deltas,

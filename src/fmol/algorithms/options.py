@@ -14,6 +14,7 @@ from fmol.algorithms.steps import Plain, ServerStep, room_for_momenta, room_for_
 from fmol.algorithms.trouble import warn_of_trouble
 from fmol.engines.seam import LocalConfig, Transform, Work
 from fmol.federation import Federation
+from fmol.layout import Layout
 from fmol.local import local_work
 from fmol.options import Count, NotNegative, Positive, Range, check_options
 from fmol.rounds import State
@@ -83,6 +84,14 @@ class StepOptions:
     """Takes updates the longer, the more the clients disagree (FedExP), each objective by itself."""
     extrapolation_cap: Annotated[float, Range(least=1)] = 10.0
     """How many times as long at most."""
+    extrapolate_by: Literal["objective", "unit"] = "objective"
+    """What has a factor of its own: an objective's whole update, or each unit in it (a row of a matrix
+    of weights, a filter of a convolution, a vector of biases)."""
+
+    def unit_layout(self, federation: Federation) -> Layout | None:
+        """By what updates are divided into units; None where no unit has a factor of its own."""
+        by_unit = self.extrapolate and self.extrapolate_by == "unit"
+        return federation.layout if by_unit else None
 
     @property
     def cap(self) -> float | None:

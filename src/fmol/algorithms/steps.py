@@ -15,8 +15,10 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
+from fmol.aggregate import Means
 from fmol.algorithms.descent import Angles, measure_angles
 from fmol.algorithms.missing import Rows
+from fmol.layout import Layout
 from fmol.options import Positive, Range, check_options
 
 __all__ = [
@@ -25,12 +27,15 @@ __all__ = [
     "Plain",
     "Pulls",
     "ServerStep",
+    "Units",
     "apply_step",
     "least_cosine",
     "prepare",
     "room_for_momenta",
     "room_for_step",
     "stretch",
+    "stretch_units",
+    "units_of",
 ]
 
 STEP = "step."
@@ -169,6 +174,36 @@ def stretch(spread: float, cap: float) -> float:
     return float(min(max(spread / 2, 1.0), cap))
 
 
+def units_of(means: Means, layout: Layout | None) -> Units | None:
+    """What the fold found of every unit, where it was asked to."""
+    if layout is None or means.unit_squares is None:
+        return None
+    return Units(means.slots, means.unit_squares, layout)
+
+
+def stretch_units(
+    deltas: Tensor, unit_squares: Tensor, layout: Layout, cap: float
+) -> tuple[Tensor, list[float]]:
+    """Means `[n, d]` with each unit stretched by its own factor, and how much longer each became.
+
+    `unit_squares` `[n, U]` are the means of the clients' squared lengths. Along a unit that all
+    clients move alike nothing is gained, and with one factor for all it would be overshot; one that
+    few of them move is diluted by the others in the mean.
+
+    >>> layout = Layout(("w",), ((2, 2),), (torch.float32,))
+    >>> deltas, squares = torch.tensor([[1.0, 0.0, 2.0, 0.0]]), torch.tensor([[1.0, 24.0]])
+    >>> stretch_units(deltas, squares.double(), layout, cap=10.0)[0]
+    tensor([[1., 0., 6., 0.]])
+    """
+    own = layout.unit_squares(deltas)
+    spread = torch.where(own > 0, unit_squares / own, 1.0)
+    factors = (spread / 2).clamp(1.0, cap)
+    stretched = deltas * layout.over_units(factors).to(deltas)
+    before, after = own.sum(1), (own * factors.square()).sum(1)
+    longer = torch.where(before > 0, (after / before).sqrt(), 1.0)
+    return stretched, longer.tolist()
+
+
 @dataclass(frozen=True)
 class Pulls:
     """The vectors that a rule is given, `[len(names), d]`, and how they came to be."""
@@ -176,9 +211,18 @@ class Pulls:
     deltas: Tensor
     angles: Angles
     factors: Mapping[str, float]
-    """e_s of the objectives, where updates are stretched."""
+    """e_s of the objectives, where updates are stretched: how many times as long they became."""
     memory: Mapping[str, Tensor]
     """What is kept of them, by its names in the state's memory."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """The means of the clients' squared lengths, unit by unit: `squares` `[len(slots), U]`."""
+
+    slots: tuple[str, ...]
+    squares: Tensor
+    layout: Layout
 
 
 def room_for_momenta(beta: float, objectives: int, x: Tensor) -> dict[str, Tensor]:
@@ -197,15 +241,26 @@ def prepare(
     beta: float,
     spread: Mapping[str, float],
     shared: Tensor | None = None,
+    units: Units | None = None,
 ) -> Pulls:
     """The round's updates, stretched up to `cap` (None: not at all) and smoothed with `beta`.
 
+    With `units` each unit of an update has a factor of its own.
     Smoothed is `m_s ← β m_s + e_s Δ_s`. An objective without an update keeps its `m_s` for when it is
     back; one whose old update stands in is neither stretched nor added again: its `m_s` stands in.
     """
     deltas, kept = rows.deltas, {}
     factors = {}
-    if cap is not None:
+    if cap is not None and units is not None:
+        fresh_rows = [i for i, name in enumerate(rows.names) if name not in rows.reused]
+        factors = dict.fromkeys(rows.names, 1.0)
+        if fresh_rows:
+            deltas = deltas.clone()
+            mine = units.squares[[units.slots.index(rows.names[i]) for i in fresh_rows]]
+            deltas[fresh_rows], longer = stretch_units(deltas[fresh_rows], mine, units.layout, cap)
+            factors |= {rows.names[i]: by for i, by in zip(fresh_rows, longer, strict=True)}
+            angles = measure_angles(deltas, shared)
+    elif cap is not None:
         factors = {n: 1.0 if n in rows.reused else stretch(spread[n], cap) for n in rows.names}
         each = torch.tensor([factors[name] for name in rows.names], dtype=torch.float64)
         if bool((each != 1).any()):
