@@ -32,12 +32,16 @@ PAPER: Mapping[tuple[str, int], tuple[float, float]] = {
     ("left-shards", 10): (13, 10), ("left-shards", 20): (6, 5),
 }  # fmt: skip
 MOMENTUM = {"name": "momentum", "beta": 0.5}
+BY_UNIT = {"extrapolate": True, "extrapolate_by": "unit"}
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"name": "fsmgda"},
     "FedAvg": {"name": "fedavg"},
     "FedAvg, momentum": {"name": "fedavg", "server_step": MOMENTUM},
     "FedAvg, extrapolation and momentum": {
         "name": "fedavg", "server_step": MOMENTUM, "extrapolate": True,
+    },
+    "FedAvg, unit extrapolation and momentum": {
+        "name": "fedavg", "server_step": MOMENTUM, **BY_UNIT,
     },
     "l2": {"name": "fsmgda", "normalize": "l2"},
     "loss": {"name": "fsmgda", "normalize": "loss"},
@@ -51,6 +55,9 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "UPGrad, extrapolation and momentum": {
         "name": "fsmgda", "rule": "upgrad", "server_step": MOMENTUM, "extrapolate": True,
     },
+    "loss, unit extrapolation and momentum": {
+        "name": "fsmgda", "normalize": "loss", "server_step": MOMENTUM, **BY_UNIT,
+    },
     "SCAFFOLD": {"name": "fsmgda", "drift_correction": "scaffold"},
     "loss, SCAFFOLD and extrapolation": {
         "name": "fsmgda", "normalize": "loss", "drift_correction": "scaffold", "extrapolate": True,
@@ -58,7 +65,9 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """What is compared, as options of an algorithm."""
 SMALL = ("plain", "FedAvg", "loss", "UPGrad, extrapolation and momentum")
-STEPS: Sequence[tuple[float, float]] = ((0.1, 0.1), (0.1, 0.2), (0.05, 0.1), (0.05, 0.05))
+STEPS: Sequence[tuple[float, float]] = (
+    (0.1, 0.1), (0.1, 0.2), (0.05, 0.1), (0.05, 0.05), (0.2, 0.2),
+)  # fmt: skip
 """(η_L, η_t) that each method may choose from, by one run of a seed that is used for nothing else."""
 TUNING_SEED = 1000
 BASELINES = ("FedAvg", "plain")
