@@ -137,10 +137,9 @@ def cost_alone(point: Point, engine: str, device: torch.device) -> dict[str, flo
 
 
 def growth(
-    device: torch.device, quick: bool, out_of_time: Callable[[], bool]
+    device: torch.device, quick: bool, out_of_time: Callable[[], bool], engines: Sequence[str]
 ) -> list[dict[str, Any]]:
     """A row for every point, printed as it comes."""
-    engines = ("sequential", "vectorized")
     head = f"{'M':>8}{'S':>5}{'K':>5}{'d':>10}"
     print(f"\ngrowth\n{head}" + "".join(f"{name:>14}{'peak':>10}" for name in engines))
     rows: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fmol.engines.seam import Ask, Reply
+from fmol.engines.seam import Ask, Lane, Reply
 from fmol.layout import Layout, squared_norm
 
 __all__ = ["MeanFold", "Means", "StepMeans", "Weighting", "gramian"]
@@ -109,14 +109,18 @@ class MeanFold:
         """All slots, in the order of the rows."""
         return tuple(self._row)
 
+    def weight_of(self, reply: Reply, lane: Lane) -> float:
+        """How much a client's update counts."""
+        if self._weighting == "uniform":
+            return 1.0
+        return float(max(reply.samples.get(name, 0) for name in lane.mixture))
+
     def add(self, reply: Reply, ask: Ask) -> None:
         for lane in ask.lanes:
             delta = reply.deltas.get(lane.slot)
             if delta is None:
                 continue
-            row, weight = self._row[lane.slot], 1.0
-            if self._weighting == "samples":
-                weight = float(max(reply.samples.get(name, 0) for name in lane.mixture))
+            row, weight = self._row[lane.slot], self.weight_of(reply, lane)
             self._begun = True
             self._sums[row].add_(delta.to(self._sums), alpha=weight / self._units[row])
             self._weight[row] += weight

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fmol.precision import in_dtype
 
-__all__ = ["FlatModel", "Layout", "squared_norm"]
+__all__ = ["FlatModel", "Layout", "all_finite", "squared_norm"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,11 @@ class Layout:
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Named parameters as a new vector `x` `[d]`."""
         return torch.cat([parameters[n].detach().reshape(-1).to(self.dtype) for n in self.names])
+
+    def moving(self, trained: str, like: Tensor) -> Tensor | None:
+        """1 where a parameter matches one of the patterns divided by commas, 0 elsewhere, `[d]`; None
+        where all are trained."""
+        return self.matching(trained.split(",")).to(like) if trained else None
 
     def matching(self, patterns: str | Sequence[str]) -> Tensor:
         """Boolean mask `[d]`: True where a parameter's name matches one of the shell-style patterns."""
@@ -181,6 +186,15 @@ class FlatModel:
         return {name: (buffer, buffer._version) for name, buffer in self.module.named_buffers()}
 
 
+def all_finite(vector: Tensor) -> bool:
+    """Whether all its values are numbers. One pass: the extremes know of the others."""
+    return vector.numel() == 0 or bool(torch.stack(torch.aminmax(vector)).isfinite().all())
+
+
 def squared_norm(vector: Tensor) -> float:
     """‖v‖² in float64, whatever the dtype of `v`."""
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
+    if vector.dtype != torch.float32 or not vector.is_cpu:
+        return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
+    # Widened a piece at a time, which stays in the cache: ten times as fast as torch does it.
+    wide = (piece.double() for piece in vector.reshape(-1).split(2**16))
+    return sum(float(piece.dot(piece)) for piece in wide)

@@ -113,6 +113,7 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     model.module.train(local.training)
     descent = Descent(torch.zeros_like(model.x), correction=correction_of(ask, lane.slot, site))
     velocity: Tensor | None = None
+    moving = model.layout.moving(local.trained, model.x)
     steps = step_count(local, len(site.samples))
     order = batches(
         len(site.samples), local, seed=site.seed, round=ask.round, client=site.client.id
@@ -137,6 +138,8 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
         if descent.correction is not None:
             # After momentum, which would multiply it; and not in place, which would change momentum.
             direction = direction + descent.correction
+        if moving is not None:
+            direction = direction * moving
         descent.delta += direction
         descent.moved += 1
         if k + 1 < steps:  # The last iterate is never looked at.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fmol.data import tree_map
 
-__all__ = ["Precision", "check_precision", "in_dtype", "products", "step_dtype"]
+__all__ = ["Precision", "check_precision", "in_dtype", "products", "rounding", "step_dtype"]
 
 Precision = Literal["fp32", "tf32", "bf16"]
 """Of products in local steps: in full, with 10 bits after the point, or with 7.
@@ -53,6 +53,16 @@ def products(precision: Precision, device: torch.device) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def rounding(dtype: torch.dtype | None) -> float:
+    """How far apart, relatively, the same steps may come out where products are as they are now.
+
+    `dtype` is what products are taken in, as from `step_dtype`; TF32 is read off torch's state.
+    """
+    if dtype is not None:
+        return 0.2
+    return 1e-3 if torch.get_float32_matmul_precision() == "highest" else 0.05
 
 
 @contextmanager

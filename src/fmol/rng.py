@@ -81,7 +81,8 @@ def torch_stream(device: torch.device, seed: int, *name: str | int) -> Iterator[
     """
     generators = [torch.default_generator]
     if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index])
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
     before = [generator.get_state() for generator in generators]
     # Not torch.manual_seed: it touches every device and formats a stack trace each time.
     for generator in generators:

@@ -28,6 +28,7 @@ from fmol import Client, Federation, Objective, Result, fit
 from fmol.engines.seam import Ask, Reply
 from fmol.errors import MissingObjectiveError, RefusedError
 from fmol.flower import FMGDA, FSMGDA, FedAvg, MissingSitesError, MultiObjective, StrategyResult
+from fmol.flower import client as own
 from fmol.flower.client import QUERY
 from fmol.flower.frames import NOTE
 from fmol.flower.messages import HEAD, X, from_content, to_arrays, to_content
@@ -129,6 +130,44 @@ def test_by_default_a_site_computes_by_the_faster_engine_and_remembers_which() -
     assert torch.allclose(flat(there.model), flat(here.model), rtol=1e-9, atol=1e-12)
     assert sum("engine" in note for note in there.reports[0].notes) == len(HOLDINGS)
     assert not any("engine" in note for note in there.reports[1].notes)
+
+
+def test_sites_like_one_another_in_one_process_find_out_once_which_engine_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six sites hold one, two or three objectives: three of them time their steps."""
+    monkeypatch.setattr(own, "_choices", {})
+    problem = unequal()
+    there = run_of(train(problem, connect(problem), rounds=1))
+    notes = [note for note in there.reports[0].notes if ": engine" in note]
+    assert sum("at a site like this one" in note for note in notes) == 3
+    assert sum("a lane's step takes" in note for note in notes) == 3
+
+
+OPTIONS = (torch.device("cpu"), "sequential", "fp32", ())
+
+
+def test_a_process_keeps_the_sites_it_answers_for_while_there_is_room() -> None:
+    problem = unequal()
+    sites = {name: site_of(problem, name) for name in ("c0", "c1", "c2")}
+    kept = own._Ours(most=2 * own.SITE_BYTES + 2**19)
+    first = {name: kept.get(name, sites[name], OPTIONS) for name in ("c0", "c1")}
+    assert kept.get("c0", sites["c0"], OPTIONS) is first["c0"]
+    assert kept.get("c0", sites["c0"], (*OPTIONS[:3], (len,))) is not first["c0"]
+    kept = own._Ours(most=2 * own.SITE_BYTES + 2**19)
+    first = {name: kept.get(name, sites[name], OPTIONS) for name in ("c0", "c1")}
+    kept.get("c0", sites["c0"], OPTIONS)
+    kept.get("c2", sites["c2"], OPTIONS)  # For which the one that was not used since must go.
+    assert kept.get("c0", sites["c0"], OPTIONS) is first["c0"]
+    assert kept.get("c1", sites["c1"], OPTIONS) is not first["c1"]
+
+
+def test_a_site_that_loads_itself_anew_each_time_is_kept_once() -> None:
+    problem = unequal()
+    kept = own._Ours()
+    gone = weakref.ref(kept.get("c0", site_of(problem, "c0"), OPTIONS).federation)
+    assert kept.get("c0", site_of(problem, "c0"), OPTIONS).federation is not gone()
+    assert gone() is None
 
 
 def test_one_message_a_site_and_round_and_the_model_is_shared_by_all_of_them() -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -297,6 +298,16 @@ def test_records_go_through_a_socket_unchanged() -> None:
         ours.close()
         with pytest.raises(FrameError, match="ended after 8 of 16 bytes"):
             receive(theirs)
+
+
+def test_a_frame_that_comes_bit_by_bit_arrives_whole() -> None:
+    blob = bytes(range(256)) * 20_000  # More than a socket holds.
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sender = threading.Thread(target=send, args=(ours, {"n": 1}, [blob, b"", b"end"]))
+        sender.start()
+        assert receive(theirs) == ({"n": 1}, [blob, b"", b"end"])
+        sender.join()
 
 
 def heard(caplog: pytest.LogCaptureFixture) -> Any:

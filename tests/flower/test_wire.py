@@ -180,6 +180,86 @@ def test_a_damaged_message_gives_one_clear_error(data: st.DataObject) -> None:
         unpack_reply(bytes(broken), ask, LAYOUT)
 
 
+def large(words: int = 4 * wire.BLOCK_WORDS) -> tuple[Ask, bytes]:
+    """A reply of several of the checksum's blocks, all of which are different."""
+    ask, _ = example()
+    delta = torch.arange(words, dtype=torch.float64).sqrt()
+    return ask, pack_reply(Reply(client="a", deltas={"s": delta}), ask, LAYOUT)
+
+
+def refuses(broken: bytes, ask: Ask) -> bool:
+    try:
+        unpack_reply(broken, ask, LAYOUT)
+    except WireError:
+        return True
+    return False
+
+
+def test_every_flipped_bit_is_found() -> None:
+    ask, packed = large(wire.BLOCK_WORDS + 3)
+    for place in range(len(packed)):
+        for bit in range(8):
+            broken = bytearray(packed)
+            broken[place] ^= 1 << bit
+            assert refuses(bytes(broken), ask), (place, bit)
+
+
+def test_every_cut_is_found_and_so_is_whatever_is_added() -> None:
+    ask, packed = large(wire.BLOCK_WORDS + 3)
+    assert all(refuses(packed[:length], ask) for length in range(len(packed)))
+    assert all(refuses(packed + bytes(more), ask) for more in range(1, 9 * wire.BLOCK_WORDS))
+
+
+def test_whatever_is_swapped_is_found() -> None:
+    """Blocks of the checksum's own size, at their own place or at any other, and larger ones."""
+    ask, packed = large()
+    size = 8 * wire.BLOCK_WORDS
+    for length in (size, size + 24, 2 * size):
+        for first in range(wire.CHECKED_FROM, len(packed) - 2 * length + 1, 8):
+            for second in range(first + length, len(packed) - length + 1, size // 2):
+                broken = bytearray(packed)
+                broken[first : first + length] = packed[second : second + length]
+                broken[second : second + length] = packed[first : first + length]
+                assert refuses(bytes(broken), ask), (first, second, length)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_two_changes_do_not_cancel(draws: st.DataObject) -> None:
+    """Two bits, as the signs of two numbers of a block, whose sum is as before; and swapped words."""
+    data = bytearray(large()[1])
+    words = len(data) // 8
+    first = draws.draw(st.integers(0, words - 2))
+    second = draws.draw(st.integers(first + 1, min(words - 1, first + 2 * wire.BLOCK_WORDS)))
+    one, other = slice(8 * first, 8 * first + 8), slice(8 * second, 8 * second + 8)
+    broken = bytearray(data)
+    if draws.draw(st.booleans()):
+        broken[one], broken[other] = data[other], data[one]
+    else:
+        byte, bit = draws.draw(st.integers(0, 7)), 1 << draws.draw(st.integers(0, 7))
+        broken[one.start + byte] ^= bit
+        broken[other.start + byte] ^= bit
+    assert (wire._digest(bytes(broken)) != wire._digest(bytes(data))) == (broken != data)
+
+
+def test_a_reply_is_read_where_it_lies_and_what_is_kept_is_a_copy() -> None:
+    ask, packed = large()
+    reply = unpack_reply(packed, ask, LAYOUT).answer
+    assert isinstance(reply, Reply)
+    begin = np.frombuffer(packed, dtype=np.uint8).ctypes.data
+    assert begin < reply.deltas["s"].data_ptr() < begin + len(packed)
+    kept = pack_tensors({"kept": {"c": torch.ones(4)}})
+    before = bytes(bytearray(kept))
+    unpack_tensors(kept)[0]["kept"]["c"].zero_()
+    assert kept == before
+
+
+def test_no_warning_is_seen_of_what_cannot_be_written_to(recwarn: pytest.WarningsRecorder) -> None:
+    ask, packed = large()
+    unpack_reply(packed, ask, LAYOUT)
+    assert not recwarn.list
+
+
 def forged(packed: bytes, **changes: Any) -> bytes:
     """The same message with another header and a checksum that fits: what a malicious site sends."""
     _, protocol, _, size = wire.PREFIX.unpack_from(packed)
@@ -189,7 +269,7 @@ def forged(packed: bytes, **changes: Any) -> bytes:
     text = json.dumps(header).encode()
     text += b" " * (-(begin + len(text)) % wire.ALIGNMENT)
     rest = struct.pack("<Q", len(text)) + text + packed[begin + size :]
-    digest = wire._digest([rest])
+    digest = wire._digest(rest)
     return wire.PREFIX.pack(wire.MAGIC, protocol, digest, len(text))[: begin - 8] + rest
 
 
@@ -228,7 +308,7 @@ def test_a_header_nested_without_end_is_refused() -> None:
     _, packed = example()
     deep = b"[" * 100_000
     rest = struct.pack("<Q", len(deep)) + deep
-    prefix = wire.PREFIX.pack(wire.MAGIC, wire.PROTOCOL, wire._digest([rest]), len(deep))
+    prefix = wire.PREFIX.pack(wire.MAGIC, wire.PROTOCOL, wire._digest(rest), len(deep))
     with pytest.raises(WireError, match="nested too deeply"):
         unpack_tensors(prefix[: wire.PREFIX.size - 8] + rest)
     assert packed

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fmol.aggregate import gramian
 from fmol.errors import RefusedError
-from fmol.layout import squared_norm
+from fmol.layout import all_finite, squared_norm
 from fmol.minnorm import certificate
 from fmol.rules import Context, Normalize, Rule, scales
 
@@ -139,8 +139,8 @@ def _checked(weights: Tensor, size: int, rule: Rule) -> Tensor:
 
 def step(x: Tensor, direction: Tensor, lr: float, round: int) -> Tensor:
     """`x − lr · direction` as a new vector, refused where it is not finite."""
-    moved = x - lr * direction
-    if not bool(torch.isfinite(moved).all()):
+    moved = torch.add(x, direction, alpha=-lr)
+    if not all_finite(moved):
         raise RefusedError(
             f"round {round}: a direction of length {squared_norm(direction) ** 0.5:g} times "
             f"`server_lr` {lr:g} gives parameters that are not finite. The model stays what it was "

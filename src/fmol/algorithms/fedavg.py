@@ -18,6 +18,7 @@ from fmol.algorithms.drift import (
     follow_controls,
     room_for_controls,
 )
+from fmol.algorithms.merging import MergeOptions
 from fmol.algorithms.missing import check_arrivals
 from fmol.algorithms.mixture import MIXTURE, MixtureOptions, mixture_lanes, objective_weights
 from fmol.algorithms.options import LocalOptions, StepOptions
@@ -34,7 +35,7 @@ __all__ = ["FedAvg"]
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
+class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions, MergeOptions):
     """Federated averaging: each client descends `Σ_{s∈S_i} w_s f_{s,i}` along one trajectory.
 
     The server moves `x` by `server_lr` times the mean of the clients' accumulated gradients. By
@@ -54,6 +55,7 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
     def init(self, federation: Federation, x: Tensor) -> State:
         state = super().init(federation, x)
         warn_of_trouble(self)
+        self.check_merging(federation, self.transforms, self.drift_correction)
         controls = room_for_controls(self.drift_correction, 1, x)
         return State(x, {**state.memory, **room_for_step(self.server_step, x), **controls})
 
@@ -62,6 +64,8 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
         weights = objective_weights(self.weights, federation)
         local = self.local(plan.round, self.batch_size)
         lr = self.step_size(plan.round, local.lr)
+        merging = self.merging(federation, plan.round)
+        local = local if merging is None else merging.local(local)
         # Each client descends its own mixture, along one trajectory.
         asks = [
             plan.ask(
@@ -77,8 +81,12 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
         # The mean over the clients that answered.
         layout = self.unit_layout(federation)
         corrected = corrects(state.memory)
-        fold = MeanFold([MIXTURE], state.x, self.weighting, steps=corrected, units=layout)
-        means, receipt = engine.map(asks, fold, transforms=self.transforms)
+        if merging is None:
+            fold = MeanFold([MIXTURE], state.x, self.weighting, steps=corrected, units=layout)
+        else:
+            fold = merging.fold([MIXTURE], state.x, self.weighting, units=layout)
+        transforms = self.transforms if merging is None else (merging.transform,)
+        means, receipt = engine.map(asks, fold, transforms=transforms)
         started = perf_counter()
         check_arrivals(means, receipt)
         x, square, applied, factor = state.x, NAN, NAN, 1.0
@@ -100,6 +108,8 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
             square, applied = squared_norm(direction), squared_norm(vector)
         total = sum(weights.values())
         size = len(names)
+        noted = (*known_trouble(self),) if plan.round == 0 else ()
+        noted = noted if merging is None else (*noted, merging.note)
         return State(x, memory), RoundReport(
             round=plan.round,
             cohort=plan.cohort,
@@ -121,5 +131,5 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
             bytes_down=receipt.bytes_down,
             seconds={"clients": receipt.seconds, "server": perf_counter() - started},
             clients=receipt.clients,
-            notes=(*known_trouble(self), *receipt.notes) if plan.round == 0 else receipt.notes,
+            notes=(*noted, *receipt.notes),
         )

@@ -11,7 +11,7 @@ import torch
 
 from fmol.engines.seam import Ask, ClientRecord, Refusal, Reply
 from fmol.federation import Client
-from fmol.layout import Layout, squared_norm
+from fmol.layout import Layout, all_finite, squared_norm
 
 __all__ = ["check_reply", "client_records", "message_bytes", "reply_bytes"]
 
@@ -67,14 +67,14 @@ def check_reply(
             reasons[slot] = f"its update has shape {list(delta.shape)} instead of [{layout.size}]"
         elif not delta.is_floating_point():
             reasons[slot] = f"its update is of {delta.dtype} instead of {layout.dtype}"
-        elif slot not in finite and not bool(torch.isfinite(delta.to(layout.dtype)).all()):
+        elif slot not in finite and not all_finite(delta.to(layout.dtype)):
             bad = int((~torch.isfinite(delta.to(layout.dtype))).sum())
             reasons[slot] = (
                 f"its update has {bad} non-finite of {layout.size} values (a step too large, or a "
                 "loss computed on missing labels: replace NaN targets before, as with nan_to_num)"
             )
     for name, tensor in reply.extra.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             reasons[name] = f"what it sent as `{name}` is not finite"
     if not reasons:
         return reply, ()

@@ -27,9 +27,9 @@ from fmol.data import tree_leaves, tree_map
 from fmol.engines.convolutions import LaneConvolutions
 from fmol.engines.seam import LocalConfig
 from fmol.evaluation import batch_mean
-from fmol.layout import FlatModel
+from fmol.layout import FlatModel, Layout
 from fmol.objectives import Objective
-from fmol.precision import in_dtype
+from fmol.precision import in_dtype, rounding
 
 __all__ = [
     "DEPENDS",
@@ -42,7 +42,6 @@ __all__ = [
     "batch_dependent",
     "first_line",
     "pull_losses",
-    "same_gradients",
 ]
 
 logger = logging.getLogger("fmol")
@@ -93,6 +92,16 @@ class LaneModel:
         }
 
     @property
+    def layout(self) -> Layout:
+        """Where each parameter stands."""
+        return self._model.layout
+
+    @property
+    def step_dtype(self) -> torch.dtype | None:
+        """What products of a step are taken in; None is the parameters' own dtype."""
+        return self._model.step_dtype
+
+    @property
     def draws(self) -> bool:
         """Whether the module draws at random in the mode it is in."""
         return self.training and any(
@@ -124,7 +133,7 @@ class LaneModel:
         with (
             LaneConvolutions(),
             sdpa_kernel(SDPBackend.MATH),
-            in_dtype(self._model.step_dtype, X.device) as widened,
+            in_dtype(self.step_dtype, X.device) as widened,
         ):
             return widened(vmap(one, randomness="different")(stacked, inputs))
 
@@ -226,6 +235,7 @@ class LaneGradients:
         self._uses: dict[Any, int] = {}
         self._replays: dict[Any, Callable[..., list[Tensor]] | None] = {}
         self._constants: dict[Any, Tensor] = {}
+        self._moving: dict[str, Tensor | None] = {}
         self.masked: set[str] = set()
         """Objectives whose loss marks which samples have a label."""
 
@@ -252,11 +262,17 @@ class LaneGradients:
         if not X.is_cuda and key not in self._checked and not self._model.draws:
             self._checked.add(key)
             fresh = self._compute(X, pulls, batch)
-            if not same_gradients(results[0], fresh[0]):
+            if not self.same(results[0], fresh[0]):
                 self._replays[key] = None
                 self._note(DEPENDS)
                 return fresh
         return results[0], results[1] if len(results) > 1 else None
+
+    def same(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two gradients, or sums of them, are the same but for rounding, where both are
+        numbers."""
+        near = (a - b).norm() <= rounding(self._model.step_dtype) * b.norm()
+        return bool(near | (a.isnan().any() & b.isnan().any()))
 
     def compile(self, X: Tensor, pulls: Sequence[Pull], batch: Batch) -> bool:
         """Compiles steps of this shape, which takes a while; False where that cannot be done."""
@@ -276,7 +292,7 @@ class LaneGradients:
             self._note(f"steps are not compiled: {first_line(error)}")
             logger.info("a step could not be compiled: %s", error)
             return False
-        if not same_gradients(results[0], self._compute(X, pulls, batch)[0]):
+        if not self.same(results[0], self._compute(X, pulls, batch)[0]):
             self._note("steps are not compiled: their gradients would come out otherwise")
             return False
         self._replays[key] = compiled
@@ -308,6 +324,12 @@ class LaneGradients:
             yield
         finally:
             self._replays = kept
+
+    def moving(self, trained: str, like: Tensor) -> Tensor | None:
+        """`Layout.moving`, brought to the device once."""
+        if trained not in self._moving:
+            self._moving[trained] = self._model.layout.moving(trained, like)
+        return self._moving[trained]
 
     def begin_round(self) -> None:
         """Lets the first replay of each shape be checked: what a loss reads may have changed."""
@@ -394,6 +416,7 @@ class LaneSteps:
         self.delta = torch.zeros_like(self.X)
         self.moved = torch.zeros(len(self.X), dtype=torch.int64, device=self.X.device)
         self.velocity = torch.zeros_like(self.X) if self.local.momentum else None
+        self.moving = self.gradients.moving(self.local.trained, self.X)
 
     def step(self, batch: Batch, active: Tensor | None, last: bool) -> None:
         """One step of the lanes that are `active` `[L]`, None for all; the `last` moves Δ alone."""
@@ -415,6 +438,8 @@ class LaneSteps:
             self.velocity = direction = moving
         if self.correction is not None:
             direction = direction + self.correction
+        if self.moving is not None:
+            direction = direction * self.moving
         if moves is not None:
             direction = torch.where(moves[:, None], direction, 0)
         self.delta += direction
@@ -455,11 +480,6 @@ def first_line(error: BaseException) -> str:
     """What an error says, as short as it can be quoted."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
-
-
-def same_gradients(a: Tensor, b: Tensor) -> bool:
-    """Whether two gradients are the same but for rounding, where both are numbers."""
-    return bool(((a - b).norm() <= 1e-3 * b.norm()) | (a.isnan().any() & b.isnan().any()))
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

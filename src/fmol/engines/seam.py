@@ -62,6 +62,8 @@ class LocalConfig:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     proximal: float = 0.0
+    trained: str = ""
+    """Shell-style patterns of the parameters that move, divided by commas; all of them where empty."""
     training: bool = True
     """Whether the model is in training mode; false gives the gradients of the reported losses."""
 

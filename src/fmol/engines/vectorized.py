@@ -471,8 +471,8 @@ class VectorizedEngine(SequentialEngine):
         deltas = parts[0][0] if len(parts) == 1 else torch.cat([delta for delta, _ in parts])
         moved = torch.cat([moved for _, moved in parts])
         squares = torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64) ** 2
-        finite = torch.isfinite(deltas).all(1)
-        return _Steps(deltas, torch.stack([moved.double(), finite.double(), squares]))
+        finite = squares.isfinite().double()
+        return _Steps(deltas, torch.stack([moved.double(), finite, squares]))
 
     def _steps(self, jobs: Sequence[Job], pool: Pool) -> list[tuple[Tensor, Tensor]]:
         """Δ `[L, d]` and moving steps `[L]` of the jobs, divided among the devices."""

@@ -22,7 +22,6 @@ from fmol.engines.lanes import (
     LaneSteps,
     Pull,
     first_line,
-    same_gradients,
 )
 from fmol.engines.pool import Pool
 from fmol.engines.schedule import BatchTables, Job, Schedule, Stage, plan_steps, pulls_of, walk
@@ -169,7 +168,7 @@ class LaneWorker:
         if graph.calls & (graph.calls - 1) == 0:  # Ever more seldom.
             with self.gradients.afresh():
                 steps = by_itself(stage)
-            if not same_gradients(delta, steps.delta):
+            if not self.gradients.same(delta, steps.delta):
                 self._graphs = dict.fromkeys(self._graphs)
                 self._note(DEPENDS)
                 return steps.delta, steps.moved

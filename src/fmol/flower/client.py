@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +66,8 @@ logger = logging.getLogger("fmol")
 QUERY = "fmol"
 """The name of the query by which a server asks who a site is: `@app.query("fmol")`."""
 
+SITE_BYTES = 2**20
+"""What a site takes beside model and data, generously: there shall not be thousands."""
 MEMORY, ENGINE = "memory", "engine"
 """Where a node keeps what its client keeps, and which engine was the faster one."""
 
@@ -129,7 +132,8 @@ def answer(
     try:
         federation = _load(site, context)
         name = _only_client(federation)
-        sites = _sites_of(federation, resolve_device(device), engine, precision, tuple(allow))
+        options = (resolve_device(device), engine, precision, tuple(allow))
+        sites = _ours.get(name, federation, options)
     except Exception as error:  # noqa: BLE001 - told to the server, in words that hold no data
         return Message(to_content(_failure(error, "", None, "", private=True)), reply_to=message)
     if keep is None:
@@ -140,20 +144,6 @@ def answer(
     save_memory(file, memory)
     remember(context, Memory(), sites.choice)
     return Message(to_content(data), reply_to=message)
-
-
-@lru_cache(maxsize=1)  # A process that stays finds model, data and engine where it left them.
-def _sites_of(
-    federation: Federation,
-    device: torch.device,
-    engine: SiteEngine,
-    precision: Precision,
-    allow: tuple[Any, ...],
-) -> Sites:
-    known = known_by_path([local_work, *allow])
-    return Sites(
-        federation, device=device, engine=engine, precision=precision, known=known, private=True
-    )
 
 
 class Sites:
@@ -184,6 +174,10 @@ class Sites:
         """Which engine `"auto"` came to, once it has."""
         self._options = {"evaluation_batch": evaluation_batch, "cache_bytes": cache_bytes}
         self._machine: SequentialEngine | None = None
+        digest, held = federation.layout.digest, len(federation.objectives)
+        self._alike = (digest, held, device, precision)
+        self._news: list[str] = []
+        """What is said with the next reply."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Flower may send an app to another process. A working model's parameters are views into one
@@ -248,8 +242,11 @@ class Sites:
             machine.commit()
             site = machine._site(ask.client)
             told["refused"] = [[each.objective, each.reason] for each in receipt.refused]
-            told["notes"] = list(receipt.notes)
+            told["notes"] = [*receipt.notes, *self._news]
+            self._news.clear()
             self.choice = getattr(machine, "choice", None)
+            if self.choice is not None:
+                _choices.setdefault(self._alike, self.choice)
         else:
             with products(self.precision, self.device):
                 reply = work(ask, site)
@@ -257,11 +254,23 @@ class Sites:
             reply = transform.client(reply, ask, site)
         return reply, {name: tensor.detach() for name, tensor in site.state.items()}, told
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes to keep these sites: a model, data that were used, all else."""
+        layout = self.federation.layout
+        data = 0 if self._machine is None else self._machine._data._bytes
+        return SITE_BYTES + layout.size * layout.dtype.itemsize + data
+
     def _engine(self, seed: int) -> SequentialEngine:
         """Where this site computes, made when the first ask says with which seed."""
         if self._machine is None or self._machine.seed != seed:
             options: dict[str, Any] = {**self._options, "precision": self.precision}
             if self.engine == "auto":
+                if self.choice is None and self._alike in _choices:
+                    self.choice = _choices[self._alike]
+                    self._news = [
+                        f"engine {self.choice}: it was the faster at a site like this one"
+                    ]
                 options["choice"] = self.choice
             self._machine = ENGINES[self.engine](
                 self.federation, seed=seed, device=self.device, **options
@@ -273,6 +282,49 @@ class Sites:
             return ask
         payload = {name: tensor.to(self.device) for name, tensor in ask.payload.items()}
         return Ask(**{**vars(ask), "x": ask.x.to(self.device), "payload": payload})
+
+
+_choices: dict[tuple[Any, ...], Choice] = {}
+"""What `"auto"` came to in this process, for all sites with as many objectives of the same model: to
+find out takes several rounds' time."""
+
+
+class _Ours:
+    """Sites that this process has answered for, with model, data and engine as they were left.
+
+    One in a deployment; in a simulation a process has many in turn. The least recently used are
+    forgotten beyond `most` bytes, and a site whose federation is a new one is made anew.
+    """
+
+    def __init__(self, most: int = 2**30) -> None:
+        self._most = most
+        self._kept: OrderedDict[tuple[Any, ...], Sites] = OrderedDict()
+
+    def get(self, name: str, federation: Federation, options: tuple[Any, ...]) -> Sites:
+        """The site of this name; `options` are its device, engine, precision and what it allows."""
+        key = (name, *options)
+        found = self._kept.pop(key, None)
+        if found is None or found.federation is not federation:
+            device, engine, precision, allow = options
+            found = Sites(
+                federation,
+                device=device,
+                engine=engine,
+                precision=precision,
+                known=known_by_path([local_work, *allow]),
+                private=True,
+            )
+            sizes = [sites.size for sites in self._kept.values()]
+            total = sum(sizes) + found.size
+            for size in sizes:
+                if total > self._most:
+                    self._kept.popitem(last=False)
+                    total -= size
+        self._kept[key] = found
+        return found
+
+
+_ours = _Ours()
 
 
 def make_client_app(sites: Sites) -> ClientApp:

@@ -64,14 +64,15 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = bytearray(count)
-    view, have = memoryview(data), 0
+    parts: list[bytes] = []
+    have = 0
     while have < count:
-        got = connection.recv_into(view[have:])
-        if not got:
+        # In one go where the system can, so that nothing has to be copied together.
+        parts.append(connection.recv(count - have, socket.MSG_WAITALL))
+        if not parts[-1]:
             raise FrameError(f"the other side ended after {have} of {count} bytes.")
-        have += got
-    return bytes(data)
+        have += len(parts[-1])
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 # ---- records ---------------------------------------------------------------------------------

@@ -3,20 +3,24 @@
 A message is a fixed prefix (what it is, the protocol's version, a checksum of all that follows), a
 header in JSON, and every tensor in one stretch of bytes. Nothing in it is ever executed or unpickled.
 `x` is packed by itself, once for all who are asked: the ask names it by its checksum.
+With large models a copy costs ten times what reading does: one is made to pack, and none to unpack.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import struct
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,9 +53,13 @@ PROTOCOL = 2
 
 MAGIC = b"fmolwire"
 PREFIX = struct.Struct("<8sIIQ")
-"""Magic, protocol, checksum of everything behind the prefix, bytes of the header."""
+"""Magic, protocol, checksum of everything behind it, bytes of the header."""
+CHECKED_FROM = 16
+"""Where that is: at the bytes of the header."""
 ALIGNMENT = 64
 """Tensors begin at multiples of this, so that they are used where they lie."""
+BLOCK_WORDS = 512
+"""How many words of eight bytes are summed up for the checksum."""
 PART_BYTES = 2**28
 """How much goes into one array: protobuf, by which Flower sends, ends at 2 GiB."""
 HALF_EXPONENT = 15
@@ -79,6 +87,11 @@ DTYPES = {
     )
 }
 LOCAL_FIELDS = frozenset(each.name for each in fields(LocalConfig))
+
+with warnings.catch_warnings():
+    # Torch says once in a process that such a buffer is not to be written to. Nobody here does.
+    warnings.simplefilter("ignore")
+    torch.frombuffer(bytes(1), dtype=torch.uint8)
 
 
 class WireError(ValueError):
@@ -131,7 +144,10 @@ def pack_ask(ask: Ask, layout: str, x: bytes, note: Mapping[str, Any] | None = N
 
 
 def unpack_ask(data: bytes, x: bytes, layout: str) -> tuple[Ask, Mapping[str, Any]]:
-    """The ask in a message and its packed `x`, and its note; raises `WireError` for anything else."""
+    """The ask in a message and its packed `x`, and its note; raises `WireError` for anything else.
+
+    Its tensors are views into the two, and not to be written to.
+    """
     header, tensors, _ = _decode(data)
     _agree(header, {"kind": "ask", "layout": layout})
     about, values, _ = _decode(x)
@@ -209,7 +225,10 @@ def pack_failure(
 
 
 def unpack_reply(data: bytes, ask: Ask, layout: str) -> Received:
-    """What a client answered to `ask`; raises `WireError` for anything that is no answer to it."""
+    """What a client answered to `ask`; raises `WireError` for anything that is no answer to it.
+
+    Its tensors are views into the message.
+    """
     header, tensors, saved = _decode(data)
     if header.get("kind") == "failure":
         return Received(_failure_from(header))
@@ -301,8 +320,11 @@ def pack_tensors(
 
 
 def unpack_tensors(data: bytes) -> tuple[dict[str, dict[str, Tensor]], Mapping[str, Any]]:
-    """The sections that `pack_tensors` was given, but for empty ones, and the note."""
-    header, tensors, _ = _decode(data)
+    """The sections that `pack_tensors` was given, but for empty ones, and the note.
+
+    Its tensors are copies: what a client keeps it may write to, and `data` are as before if it fails.
+    """
+    header, tensors, _ = _decode(bytearray(data))
     _agree(header, {"kind": "tensors"})
     return tensors, header["note"]
 
@@ -428,7 +450,7 @@ def _encode(
     header: dict[str, Any], tensors: Sequence[tuple[str, str, Tensor]], halved: str | None = None
 ) -> bytes:
     rows: list[list[Any]] = []
-    chunks: list[bytes | memoryview] = []  # Copied once, when they are joined.
+    chunks: list[bytes | memoryview] = []  # Copied once, when they are written.
     offset = 0
     for section, name, tensor in tensors:
         values, dtype = _checked(tensor, f"`{name or section}`"), str(tensor.dtype)
@@ -446,8 +468,13 @@ def _encode(
     except (TypeError, ValueError) as error:
         raise WireError(f"the message's header cannot be written: {error}.") from error
     text += b" " * (-(PREFIX.size + len(text)) % ALIGNMENT)
-    digest = _digest([struct.pack("<Q", len(text)), text, *chunks])
-    return b"".join([PREFIX.pack(MAGIC, PROTOCOL, digest, len(text)), text, *chunks])
+    message = io.BytesIO()
+    for chunk in (bytes(PREFIX.size), text, *chunks):
+        message.write(chunk)
+    with message.getbuffer() as whole:
+        PREFIX.pack_into(whole, 0, MAGIC, PROTOCOL, 0, len(text))
+        PREFIX.pack_into(whole, 0, MAGIC, PROTOCOL, _digest(whole[CHECKED_FROM:]), len(text))
+    return message.getvalue()  # No copy: it is what was written to.
 
 
 def _checked(tensor: Tensor, owner: str) -> Tensor:
@@ -479,8 +506,11 @@ def _scaled(values: Tensor, exponent: int) -> Tensor:
     return values.double() * 2.0**part * 2.0 ** (exponent - part)
 
 
-def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], int]:
-    """Header, tensors by section and name, and the bytes that halves saved."""
+def _decode(
+    data: bytes | bytearray,
+) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], int]:
+    """Header, tensors by section and name, which are views into `data`, and the bytes that halves
+    saved."""
     if len(data) < PREFIX.size:
         raise WireError(
             f"the message has {len(data)} bytes and cannot have less than {PREFIX.size}. It was "
@@ -496,23 +526,21 @@ def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], 
             f"the message is of protocol {protocol}, and this side speaks protocol {PROTOCOL}. Run the "
             "same version of fmol on both sides."
         )
-    # Copied once: tensors are views into it, and may be written to.
-    buffer = bytearray(data)
-    if _digest([memoryview(buffer)[PREFIX.size - 8 :]]) != digest:
+    if _digest(memoryview(data)[CHECKED_FROM:]) != digest:
         raise WireError(
             f"the message of {len(data)} bytes does not match its checksum. It was cut off or damaged "
             "on its way."
         )
-    header = _built(lambda: _header(buffer, size))
-    tensors, saved = _built(lambda: _tensors(buffer, header, PREFIX.size + size))
+    header = _built(lambda: _header(data, size))
+    tensors, saved = _built(lambda: _tensors(data, header, PREFIX.size + size))
     return header, tensors, saved
 
 
-def _header(buffer: bytearray, size: int) -> dict[str, Any]:
-    if PREFIX.size + size > len(buffer):
+def _header(data: bytes | bytearray, size: int) -> dict[str, Any]:
+    if PREFIX.size + size > len(data):
         raise WireError(f"the message says that its header has {size} bytes, which are not there.")
     try:
-        header = json.loads(bytes(buffer[PREFIX.size : PREFIX.size + size]))
+        header = json.loads(data[PREFIX.size : PREFIX.size + size])
     except RecursionError as error:
         raise WireError("the message's header is nested too deeply.") from error
     if not isinstance(header, dict) or not isinstance(header.get("note"), dict):
@@ -525,11 +553,11 @@ def _header(buffer: bytearray, size: int) -> dict[str, Any]:
 
 
 def _tensors(
-    buffer: bytearray, header: Mapping[str, Any], begin: int
+    data: bytes | bytearray, header: Mapping[str, Any], begin: int
 ) -> tuple[dict[str, dict[str, Tensor]], int]:
-    if begin + _whole(header["bytes"]) != len(buffer):
+    if begin + _whole(header["bytes"]) != len(data):
         raise WireError(
-            f"the message's tensors should have {header['bytes']} bytes and have {len(buffer) - begin}."
+            f"the message's tensors should have {header['bytes']} bytes and have {len(data) - begin}."
         )
     found: dict[str, dict[str, Tensor]] = {}
     saved = 0
@@ -539,12 +567,12 @@ def _tensors(
         count = math.prod(map(_whole, shape))
         if min(shape, default=0) < 0 or _whole(offset) < 0 or offset % ALIGNMENT:
             raise WireError(f"the message places `{name}` of shape {shape} at byte {offset}.")
-        if begin + offset + count * stored.itemsize > len(buffer):
+        if begin + offset + count * stored.itemsize > len(data):
             raise WireError(
                 f"the message says that `{name}` has shape {shape}, which is not there."
             )
         values = (
-            torch.frombuffer(buffer, dtype=stored, count=count, offset=begin + offset)
+            torch.frombuffer(data, dtype=stored, count=count, offset=begin + offset)
             if count
             else torch.empty(0, dtype=stored)
         )
@@ -560,10 +588,17 @@ def _checksum(data: bytes) -> str:
     return "" if len(data) < PREFIX.size else f"{PREFIX.unpack_from(data)[2]:08x}"
 
 
-def _digest(chunks: Iterable[bytes | memoryview]) -> int:
-    """CRC-32: against damage alone, which it finds five times as fast as a cryptographic hash would.
-    Against people there are TLS and the nodes' keys."""
-    found = 0
-    for chunk in chunks:
-        found = zlib.crc32(chunk, found)
-    return found
+def _digest(data: bytes | memoryview) -> int:
+    """CRC-32 of sums of 64-bit words and of the length: three times as fast as of all bytes.
+
+    Sums are taken of every block, and over all blocks of the words at the same place. So every change
+    of a single word is in one of each, and whatever is swapped in one of them at least. It is against
+    damage alone: against people there are TLS and the nodes' keys.
+    """
+    words = np.frombuffer(data, dtype="<u8", count=len(data) // 8)
+    whole = len(words) // BLOCK_WORDS * BLOCK_WORDS
+    blocks = words[:whole].reshape(-1, BLOCK_WORDS)
+    found = zlib.crc32(struct.pack("<Q", len(data)))
+    for sums in (blocks.sum(axis=1), blocks.sum(axis=0)):  # Wrapping around.
+        found = zlib.crc32(sums.astype("<u8", copy=False), found)
+    return zlib.crc32(data[8 * whole :], found)  # What is left is less than a block.

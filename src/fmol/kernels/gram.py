@@ -44,16 +44,24 @@ def gram(rows: Tensor) -> Tensor | None:
     each = -(-stages // min(stages, BLOCKS))
     blocks = -(-stages // each)
     groups = -(-s // side)
-    pairs = list(itertools.combinations_with_replacement(range(groups), 2))
-    parts = torch.empty(blocks, len(pairs), side, side, dtype=torch.float64, device=rows.device)
-    kernel((blocks, 1), len(pairs) * slices, [rows, parts, d, each])
-    found = parts.sum(0).cpu()
-    whole = torch.empty(groups, side, groups, side, dtype=torch.float64)
-    for (a, c), block in zip(pairs, found, strict=True):
-        whole[c, :, a] = block.T
-        whole[a, :, c] = block
-    size = groups * side
-    return whole.reshape(size, size)[:s, :s].clone()
+    pairs = groups * (groups + 1) // 2
+    parts = torch.empty(blocks, pairs, side, side, dtype=torch.float64, device=rows.device)
+    kernel((blocks, 1), pairs * slices, [rows, parts, d, each])
+    return parts.sum(0).cpu().reshape(-1)[_places(s)]
+
+
+@cache
+def _places(s: int) -> Tensor:
+    """Where each product of two of `s` rows stands in what the kernel writes, `[S, S]`."""
+    side, _, _ = gram_tiles(s)
+    groups = -(-s // side)
+    pairs = itertools.combinations_with_replacement(range(groups), 2)
+    places = torch.empty(groups, side, groups, side, dtype=torch.int64)
+    for number, (a, c) in enumerate(pairs):
+        block = torch.arange(number * side**2, (number + 1) * side**2).reshape(side, side)
+        places[c, :, a] = block.T
+        places[a, :, c] = block
+    return places.reshape(groups * side, groups * side)[:s, :s].clone()
 
 
 @cache
