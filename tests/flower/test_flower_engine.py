@@ -108,6 +108,7 @@ ALGORITHMS: list[Algorithm] = [
     MGD(0.1),
     SMGD(batch_size=4),
     FedAvg({"a": 0.5, "b": 0.0, "c": 2.0}, local_steps=3, batch_size=4),
+    FedAvg(local_steps=3, batch_size=4, merge="least-squares"),
     Alone(local_steps=2, batch_size=4),
 ]
 

@@ -4,6 +4,18 @@ from fmol.algorithms.alone import Alone
 from fmol.algorithms.centralized import MGD, SMGD
 from fmol.algorithms.fedavg import FedAvg
 from fmol.algorithms.fmgda import FMGDA, FSMGDA
+from fmol.algorithms.merging import InputMoments
 from fmol.algorithms.steps import Adam, Momentum, Plain
 
-__all__ = ["FMGDA", "FSMGDA", "MGD", "SMGD", "Adam", "Alone", "FedAvg", "Momentum", "Plain"]
+__all__ = [
+    "FMGDA",
+    "FSMGDA",
+    "MGD",
+    "SMGD",
+    "Adam",
+    "Alone",
+    "FedAvg",
+    "InputMoments",
+    "Momentum",
+    "Plain",
+]

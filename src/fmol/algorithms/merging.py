@@ -49,7 +49,7 @@ class MergeOptions:
     merge: Literal["mean", "least-squares"] = "mean"
     """Their mean, or, for dense layers, the update that does to all clients' inputs most nearly what
     their own did; the other parameters are held in such rounds."""
-    merge_after: Annotated[int, Range(least=0)] = 0
+    merge_after: Annotated[int, Range(least=0)] = 1
     """Rounds of means, in which everything is trained, before least squares."""
     merge_floor: Positive = 0.01
     """How much a sample counts whose loss is zero, beside one whose loss is large."""
@@ -166,14 +166,14 @@ class Merging:
 
     def local(self, local: LocalConfig) -> LocalConfig:
         """What a lane is told: only what is merged moves."""
-        return replace(
-            local, trained=",".join(f"{d.name}.*" if d.name else "*" for d in self.layers)
-        )
+        names = [f"{layer.name}.*" if layer.name else "*" for layer in self.layers]
+        return replace(local, trained=",".join(names))
 
     @property
     def transform(self) -> Transform:
         """By which clients send the moments along."""
-        return InputMoments(tuple(layer.name for layer in self.layers), self.floor)
+        size = sum(layer.moments for layer in self.layers)
+        return InputMoments(tuple(layer.name for layer in self.layers), size, self.floor)
 
     def fold(
         self, slots: Sequence[str], like: Tensor, weighting: Weighting, **more: Any
@@ -202,6 +202,8 @@ class InputMoments:
     """
 
     layers: tuple[str, ...]
+    size: int
+    """Of all moments of a lane, which the server expects."""
     floor: float
 
     def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
@@ -221,6 +223,15 @@ class InputMoments:
         return replace(reply, extra={**reply.extra, **extra})
 
     def server(self, reply: Reply, ask: Ask) -> Reply:
+        """The reply as it is, where there are moments for every update in it."""
+        for slot in reply.deltas:
+            moments = reply.extra.get(MOMENTS + slot)
+            if moments is None or moments.shape != (self.size,):
+                seen = "none" if moments is None else f"moments of shape {list(moments.shape)}"
+                raise ValueError(
+                    f"beside the update `{slot}` of client `{reply.client}` there are {seen}, and "
+                    f"[{self.size}] were asked for."
+                )
         return reply
 
     @torch.no_grad()

@@ -43,6 +43,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedAvg, unit extrapolation and momentum": {
         "name": "fedavg", "server_step": MOMENTUM, **BY_UNIT,
     },
+    "FedAvg, least squares": {"name": "fedavg", "merge": "least-squares"},
     "l2": {"name": "fsmgda", "normalize": "l2"},
     "loss": {"name": "fsmgda", "normalize": "loss"},
     "loss+": {"name": "fsmgda", "normalize": "loss+"},
