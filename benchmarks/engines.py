@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from growth import growth, server
+from growth import PATIENCE, WARM_ROUNDS, WARM_STEPS, growth, server
 from rivals import SEED, Round, plain, with_vmap
 from torch import Tensor
 from workloads import Workload, workloads
@@ -41,15 +41,9 @@ OURS = ("sequential", "vectorized", "compiled", "auto", "flower")
 """Engines of fmol; `compiled` is the vectorized one whose steps are compiled in its first round, and
 `flower` Flower's simulation with Ray's processes."""
 NAMES = ("plain", "sequential", "vmap", "vectorized", "compiled", "auto", "flower", "jax")
-WARM_STEPS = 50
-"""Local steps before the vectorized engine is as fast as it gets: it records what is repeated."""
-WARM_ROUNDS = 18
-"""On a GPU, rounds before it is: a graph is checked at its first, second, fourth, … use."""
 RUN = 1000
 """Of how many rounds engines are told that this is the first: `auto` compiles where that pays in so
 many."""
-PATIENCE = 20.0
-"""Seconds of warming up, and of timed rounds, after which one is not asked for more."""
 TOLERANCE = {"fp32": 1e-2, "tf32": 1e-1}
 """How far the step `x' − x` may be from the plain loop's, relative to its length.
 
