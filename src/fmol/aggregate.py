@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from fmol.engines.seam import Ask, Lane, Reply
 from fmol.layout import Layout, squared_norm
+from fmol.precision import full_precision
 
 __all__ = ["MeanFold", "Means", "StepMeans", "Weighting", "gramian"]
 
@@ -164,7 +164,7 @@ class MeanFold:
         if not self._begun:
             self._units = [weight or 1.0 for weight in self._weight]
         shares = torch.from_numpy(mix / np.array(self._units)[:, None]).to(self._sums)
-        with _full_precision():
+        with full_precision():
             # A product and no scattered additions, whose order a GPU leaves open.
             self._sums.addmm_(shares, deltas.to(self._sums), beta=1 if self._begun else 0)
         self._begun = True
@@ -178,7 +178,7 @@ class MeanFold:
             self._stepped[row] += mix[row, lane]
             self._first[row] += mix[row, lane] * first[lane]
         mix /= np.maximum(parts, 1)
-        with _full_precision():
+        with full_precision():
             self._steps.addmm_(torch.from_numpy(mix).to(self._sums), deltas.to(self._sums))
 
     def result(self) -> Means:
@@ -215,20 +215,6 @@ class MeanFold:
         whole = torch.where(weight > 0, weight, 1.0).to(self._steps)
         rows = (self._steps / whole[:, None]).to(self._dtype)
         return StepMeans(rows, weight, torch.tensor(self._first, dtype=torch.float64))
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """No TF32 here, whatever is allowed elsewhere: weights hang on these products."""
-    before = torch.get_float32_matmul_precision()
-    if before == "highest":
-        yield
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
@@ -275,7 +261,7 @@ def _chunked_products(deltas: Tensor, scale: Tensor | None, chunk: int) -> Tenso
     total = torch.zeros(s, s, dtype=torch.float64, device=deltas.device)
     # A block of chunks at a time bounds the memory of the partial products.
     block = chunk * max(1, 2**22 // (s * s))
-    with _full_precision():
+    with full_precision():
         for start in range(0, d, block):
             part = deltas[:, start : start + block]
             part = part if scale is None else part / scale[:, None]

@@ -25,6 +25,8 @@ __all__ = [
     "keep_control",
     "local_work",
     "mixture_loss",
+    "own_stream",
+    "pure_forward",
     "step_count",
 ]
 
@@ -123,6 +125,8 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
         if loss is None:
             continue  # Nobody in this batch has a label: a step that does not move.
         direction = model.gradient(loss)
+        if moving is not None:
+            direction *= moving
         if local.clip_norm is not None:
             norm = torch.linalg.vector_norm(direction)
             direction *= (local.clip_norm / norm.clamp(min=local.clip_norm)).to(direction.dtype)
@@ -138,7 +142,7 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
         if descent.correction is not None:
             # After momentum, which would multiply it; and not in place, which would change momentum.
             direction = direction + descent.correction
-        if moving is not None:
+        if moving is not None:  # What was added to the gradient moves nothing else either.
             direction = direction * moving
         descent.delta += direction
         descent.moved += 1
@@ -211,13 +215,13 @@ def local_work(ask: Ask, site: Site) -> Reply:
     losses: dict[str, float] = {}
     held_out: dict[str, dict[str, float]] = {}
     if ask.evaluate:
-        with _stream(ask, "evaluate", site), _pure_forward(site):
+        with own_stream(ask, "evaluate", site), pure_forward(site):
             losses, held_out = _evaluate(ask, site)
     deltas: dict[str, Tensor] = {}
     steps: dict[str, int] = {}
     first: list[str] = []
     for lane in ask.lanes:
-        with _stream(ask, f"lane {lane.slot}", site), _pure_forward(site):
+        with own_stream(ask, f"lane {lane.slot}", site), pure_forward(site):
             descent = descend(ask, lane, site)
         for name in lane.mixture:
             if name not in site.counts:
@@ -277,14 +281,14 @@ def count_labels(site: Site, x: Tensor, name: str) -> int:
     return scores[name]["loss"].samples
 
 
-def _stream(ask: Ask, purpose: str, site: Site) -> AbstractContextManager[None]:
+def own_stream(ask: Ask, purpose: str, site: Site) -> AbstractContextManager[None]:
     """Whatever the model draws, as dropout does, comes from a stream of this purpose's own."""
     name = ("model", ask.round, ask.phase, site.client.id, purpose)
     return rng.torch_stream(site.model.x.device, site.seed, *name)
 
 
 @contextmanager
-def _pure_forward(site: Site) -> Iterator[None]:
+def pure_forward(site: Site) -> Iterator[None]:
     """Refuses models whose forward pass writes a buffer or its inputs: lanes would see one another."""
     before = site.model.buffer_versions()
     held_out = [] if site.held_out is None else [site.held_out]

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from fmol.data import tree_map
 
-__all__ = ["Precision", "check_precision", "in_dtype", "products", "rounding", "step_dtype"]
+__all__ = [
+    "Precision",
+    "check_precision",
+    "full_precision",
+    "in_dtype",
+    "products",
+    "rounding",
+    "step_dtype",
+]
 
 Precision = Literal["fp32", "tf32", "bf16"]
 """Of products in local steps: in full, with 10 bits after the point, or with 7.
@@ -53,6 +61,20 @@ def products(precision: Precision, device: torch.device) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Within it nothing is rounded to TF32, whatever is allowed elsewhere."""
+    before = torch.get_float32_matmul_precision()
+    if before == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def rounding(dtype: torch.dtype | None) -> float:

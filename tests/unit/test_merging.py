@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fmol import Client, FedAvg, Federation, Objective, RefusedError, fit
+from fmol import Client, FedAvg, Federation, Objective, fit
+from fmol.algorithms import Momentum
 from fmol.algorithms.merging import (
     MOST_INPUTS,
     Dense,
@@ -126,12 +127,12 @@ def test_what_only_one_client_has_seen_is_not_divided_by_their_number() -> None:
 
 
 def test_where_there_were_no_inputs_it_is_the_mean() -> None:
-    deltas = [torch.full((2, 3), float(i)) for i in range(3)]
+    deltas = [torch.full((2, 3), float(i)) for i in (1, 2, 3)]
     inputs = [torch.zeros(4, 3) for _ in range(3)]
-    assert torch.equal(fold_of(deltas, inputs, ridge=0.01), torch.full((2, 3), 1.0))
+    assert torch.equal(fold_of(deltas, inputs, ridge=0.01), torch.full((2, 3), 2.0))
     inputs = [torch.tensor([[1.0, 0.0, 0.0]])] * 3
     found = fold_of(deltas, inputs, ridge=0.01)  # Alike for all: the mean as well.
-    torch.testing.assert_close(found, torch.full((2, 3), 1.0))
+    torch.testing.assert_close(found, torch.full((2, 3), 2.0))
 
 
 def test_one_client_alone_gets_its_own_update() -> None:
@@ -155,6 +156,86 @@ def test_parameters_of_other_layers_are_held_once_layers_are_merged() -> None:
     assert result.reports[1].notes == (
         "the dense layers `2`, `4` are merged by least squares; the other 20 parameters are held",
     )
+
+
+def test_momentum_of_the_rounds_before_does_not_move_what_is_held() -> None:
+    problem = federation()
+    told = {"merge_after": 1, "server_step": Momentum(0.9)}
+    one, two = (fit(problem, merged(**told), rounds=rounds).model for rounds in (1, 2))
+    assert torch.equal(one.get_parameter("0.weight"), two.get_parameter("0.weight"))
+    assert not torch.equal(one.get_parameter("2.weight"), two.get_parameter("2.weight"))
+
+
+def test_gradients_of_what_is_held_are_not_clipped_for() -> None:
+    """With the convolution held, the longest step of the dense layers is the one that is allowed."""
+    problem = federation(clients=1)
+    told = {"local_epochs": None, "local_steps": 1, "batch_size": None, "clip_norm": 1e-3}
+    for engine in ("sequential", "vectorized"):
+        result = fit(problem, merged(**told, local_lr=1.0), rounds=1, engine=engine)
+        moved = torch.cat(
+            [
+                (p - problem.model.get_parameter(name)).detach().reshape(-1)
+                for name, p in result.model.named_parameters()
+            ]
+        )
+        assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_client_that_does_not_hold_an_objective_does_not_hold_back_its_head() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.one, self.two = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.one(x), self.two(input=x)
+
+    def loss(head: int) -> Any:
+        return lambda out, y: ((out[head] - y) ** 2)[:, 0]
+
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(8, 3, generator=generator), torch.randn(8, 1, generator=generator))
+        for _ in range(2)
+    ]
+    objectives = [Objective(name, loss(head)) for head, name in enumerate(("one", "two"))]
+    both = [Client("a", data[0], ("one", "two")), Client("b", data[1], ("one",))]
+    problem = Federation(Heads(), objectives, both)
+    alone = Federation(Heads(), objectives, both[:1])
+    options = {"weights": {"one": 0.5, "two": 0.5}, "batch_size": None}
+    one, other = (fit(p, merged(**options), rounds=1).model for p in (problem, alone))
+    wanted = other.get_parameter("two.weight")
+    torch.testing.assert_close(one.get_parameter("two.weight"), wanted, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(one.get_parameter("one.weight"), other.get_parameter("one.weight"))
+
+
+def test_the_same_seed_gives_the_same_where_a_model_draws() -> None:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            noisy: Tensor = self.layer(nn.functional.dropout(x.flatten(1), 0.5, training=True))
+            return noisy
+
+    one, other = (fit(federation(Draws()), merged(), rounds=2, seed=3).model for _ in range(2))
+    assert torch.equal(one.get_parameter("layer.weight"), other.get_parameter("layer.weight"))
+
+
+def test_a_layer_that_is_never_called_is_named() -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x.flatten(1), self.layer.weight, self.layer.bias)
+
+    with pytest.raises(ValueError, match="a layer `layer` that its forward pass does not call"):
+        fit(federation(Hidden()), merged(), rounds=1)
 
 
 def test_moments_are_counted_as_sent() -> None:
@@ -192,7 +273,7 @@ def moments_of(problem: Federation, floor: float = 0.5) -> Tensor:
     local = LocalConfig(lr=0.0, steps=1)
     ask = Ask(client="c0", round=0, x=x, lanes=(lane,), local=local)
     (layer,) = dense_layers(problem.model, problem.layout)
-    transform = InputMoments((layer.name,), layer.moments, floor)
+    transform = InputMoments((layer.name,), (layer.width,), floor)
     reply = Reply(client="c0", deltas={"mixture": torch.zeros_like(x)}, steps={"mixture": 1})
     return transform.client(reply, ask, engine._site("c0")).extra["moments.mixture"]
 
@@ -216,7 +297,7 @@ def test_a_sample_without_a_label_does_not_count() -> None:
         return ((out - y.nan_to_num()) ** 2)[:, 0], ~y[:, 0].isnan()
 
     found = moments_of(linear(masked, torch.tensor([[1.0], [torch.nan]])))
-    torch.testing.assert_close(found, torch.tensor([0.5 * 1 / 2, 0.0, 0.0]))
+    torch.testing.assert_close(found, torch.tensor([0.5 * 1, 0.0, 0.0]))  # Over the one that does.
 
 
 def test_a_loss_of_one_number_counts_all_samples_alike() -> None:
@@ -240,6 +321,7 @@ class Doubled:
     [
         ({"transforms": (Doubled(),)}, "`transforms` has .*Leave one of the two out"),
         ({"drift_correction": "scaffold"}, "`drift_correction` is 'scaffold'.*Leave one"),
+        ({"extrapolate": True}, "`extrapolate` is on.*Leave one of the two out"),
         ({"merge_ridge": 0.0}, "`merge_ridge` must be"),
         ({"merge_after": -1}, "`merge_after` must be"),
         ({"merge": "median"}, "`merge` must be"),
@@ -279,17 +361,26 @@ def test_an_update_without_its_moments_is_not_taken_in(extra: dict[str, Tensor])
     x = torch.zeros(4)
     reply = Reply(client="c0", deltas={"near": x}, extra=extra)
     with pytest.raises(ValueError, match=r"beside the update `near` of client `c0` there are"):
-        InputMoments(("0",), 10, 0.1).server(reply, Ask(client="c0", round=0, x=x))
+        InputMoments(("0",), (4,), 0.1).server(reply, Ask(client="c0", round=0, x=x))
 
 
-def test_moments_that_are_none_are_named() -> None:
-    x, layer = torch.zeros(2), Dense("layer", 1, 2, 0, None)
-    fold = MergeFold(["s"], x, "uniform", layers=[layer], ridge=0.01)
-    moments = {"moments.s": torch.tensor([3.0, 0.0, -1.0])}
-    reply = Reply(client="c", deltas={"s": x}, steps={"s": 1}, extra=moments)
-    fold.add(reply, Ask(client="c", round=0, x=x, lanes=(Lane("s", {"s": 1.0}),)))
-    with pytest.raises(RefusedError, match="layer `layer` are none"):
-        fold.result()
+@pytest.mark.parametrize("moments", [[3.0, 0.0, -1.0], [-5.0, 0.0, -5.0], [1.0, 2.0, 1.0]])
+def test_what_cannot_be_moments_is_not_taken_in_and_its_sender_named(moments: list[float]) -> None:
+    reply = Reply(
+        client="c", deltas={"s": torch.zeros(2)}, extra={"moments.s": torch.tensor(moments)}
+    )
+    with pytest.raises(ValueError, match=r"what client `c` sent .* layer `layer` are none"):
+        InputMoments(("layer",), (2,), 0.1).server(
+            reply, Ask(client="c", round=0, x=torch.zeros(2))
+        )
+
+
+def test_moments_beyond_single_precision_are_left_to_the_check_of_finiteness() -> None:
+    huge = torch.tensor([1e300, 0.0, 1.0], dtype=torch.float64)
+    reply = Reply(client="c", deltas={"s": torch.zeros(2)}, extra={"moments.s": huge})
+    transform = InputMoments(("layer",), (2,), 0.1)
+    taken = transform.server(reply, Ask(client="c", round=0, x=torch.zeros(2)))
+    assert not taken.extra["moments.s"].isfinite().all()
 
 
 def test_means_are_the_default() -> None:

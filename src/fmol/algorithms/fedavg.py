@@ -55,7 +55,7 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions, MergeOptio
     def init(self, federation: Federation, x: Tensor) -> State:
         state = super().init(federation, x)
         warn_of_trouble(self)
-        self.check_merging(federation, self.transforms, self.drift_correction)
+        self.check_merging(federation, self.transforms, self.drift_correction, self.extrapolate)
         controls = room_for_controls(self.drift_correction, 1, x)
         return State(x, {**state.memory, **room_for_step(self.server_step, x), **controls})
 
@@ -104,6 +104,8 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions, MergeOptio
                 direction = factor * direction
             vector, kept = apply_step(self.server_step, direction, memory)
             memory |= kept
+            if merging is not None:  # Momentum would go on with what is held.
+                vector = merging.held(vector)
             x = step(state.x, vector, lr, plan.round)
             square, applied = squared_norm(direction), squared_norm(vector)
         total = sum(weights.values())

@@ -27,19 +27,21 @@ from fmol.aggregate import MeanFold, Means, Weighting
 from fmol.algorithms.drift import Drift
 from fmol.data import tree_leaves
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site, Transform
-from fmol.errors import RefusedError
 from fmol.federation import Federation
-from fmol.layout import FlatModel, Layout
-from fmol.local import step_count
+from fmol.layout import FlatModel, Layout, all_finite
+from fmol.local import own_stream, pure_forward, step_count
 from fmol.objectives import Objective
 from fmol.options import Positive, Range
+from fmol.precision import full_precision
 
 __all__ = ["InputMoments", "MergeFold", "MergeOptions", "Merging", "dense_layers"]
 
 MOMENTS = "moments."
 """Before a slot's name: the second moments of what went into the dense layers, in a reply."""
+ROUNDING = 5e-5
+"""How far below zero second moments may be, beside the mean of their diagonal: less than a ridge."""
 MOST_INPUTS = 2048
-"""A layer with more is held: its moments would be larger than most models."""
+"""A layer with as many or more is held: its moments would be larger than most models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,16 @@ class MergeOptions:
     """Rounds of means, in which everything is trained, before least squares."""
     merge_floor: Positive = 0.01
     """How much a sample counts whose loss is zero, beside one whose loss is large."""
-    merge_ridge: Positive = 0.01
+    merge_ridge: Annotated[float, Range(least=1e-4)] = 0.01
     """How much directions count that no input has, beside those that inputs have on average: there
     it is the mean."""
 
     def check_merging(
-        self, federation: Federation, transforms: Sequence[Transform], drift: Drift
+        self,
+        federation: Federation,
+        transforms: Sequence[Transform],
+        drift: Drift,
+        extrapolate: bool,
     ) -> None:
         """Raises where least squares cannot be: without a dense layer, or with what is not for them."""
         if self.merge == "mean":
@@ -73,9 +79,14 @@ class MergeOptions:
                 f"`merge` is 'least-squares' and `drift_correction` is {drift!r}, which follows means. "
                 "Leave one of the two out."
             )
+        if extrapolate:
+            raise ValueError(
+                "`merge` is 'least-squares' and `extrapolate` is on, which makes means longer. Leave "
+                "one of the two out."
+            )
         if not dense_layers(federation.model, federation.layout):
             raise ValueError(
-                "`merge` is 'least-squares' and the model has no trainable `nn.Linear` of at most "
+                "`merge` is 'least-squares' and the model has no trainable `nn.Linear` of fewer than "
                 f"{MOST_INPUTS} inputs. Use 'mean'."
             )
 
@@ -166,14 +177,23 @@ class Merging:
 
     def local(self, local: LocalConfig) -> LocalConfig:
         """What a lane is told: only what is merged moves."""
-        names = [f"{layer.name}.*" if layer.name else "*" for layer in self.layers]
-        return replace(local, trained=",".join(names))
+        return replace(local, trained=self.trained)
+
+    def held(self, vector: Tensor) -> Tensor:
+        """A step `[d]` that leaves the other parameters where they are."""
+        moving = self.layout.moving(self.trained, vector)
+        return vector if moving is None else vector * moving
+
+    @property
+    def trained(self) -> str:
+        """What moves, as a lane is told."""
+        return ",".join(f"{layer.name}.*" if layer.name else "*" for layer in self.layers)
 
     @property
     def transform(self) -> Transform:
         """By which clients send the moments along."""
-        size = sum(layer.moments for layer in self.layers)
-        return InputMoments(tuple(layer.name for layer in self.layers), size, self.floor)
+        names, widths = zip(*((layer.name, layer.width) for layer in self.layers), strict=True)
+        return InputMoments(names, widths, self.floor)
 
     def fold(
         self, slots: Sequence[str], like: Tensor, weighting: Weighting, **more: Any
@@ -202,37 +222,49 @@ class InputMoments:
     """
 
     layers: tuple[str, ...]
-    size: int
-    """Of all moments of a lane, which the server expects."""
+    widths: tuple[int, ...]
+    """How many inputs each has, and one more where there is a bias."""
     floor: float
 
     def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
         lanes = [lane for lane in ask.lanes if lane.slot in reply.deltas]
-        assert ask.local is not None
         site.model.module.eval()
         try:
-            weights = self._weights(ask, lanes, site)
-            extra = {
-                MOMENTS + lane.slot: self._moments(
-                    site, _end(ask, reply.deltas[lane.slot], site), weights[lane.slot]
-                )
-                for lane in lanes
-            }
+            with own_stream(ask, "moments", site), pure_forward(site), full_precision():
+                weights = self._weights(ask, lanes, site)
+                extra = {
+                    MOMENTS + lane.slot: self._moments(
+                        site, _end(ask, reply.deltas[lane.slot], site), weights[lane.slot]
+                    )
+                    for lane in lanes
+                }
         finally:
             site.model.module.train()
         return replace(reply, extra={**reply.extra, **extra})
 
     def server(self, reply: Reply, ask: Ask) -> Reply:
-        """The reply as it is, where there are moments for every update in it."""
+        """The reply as it is, where what is beside every update can be second moments.
+
+        Whether they are finite is looked at with all the rest.
+        """
+        size = sum(width * (width + 1) // 2 for width in self.widths)
+        found: dict[str, Tensor] = {}
         for slot in reply.deltas:
             moments = reply.extra.get(MOMENTS + slot)
-            if moments is None or moments.shape != (self.size,):
-                seen = "none" if moments is None else f"moments of shape {list(moments.shape)}"
+            if moments is None or moments.shape != (size,) or not moments.is_floating_point():
+                seen = "none" if moments is None else f"{list(moments.shape)} of {moments.dtype}"
                 raise ValueError(
-                    f"beside the update `{slot}` of client `{reply.client}` there are {seen}, and "
-                    f"[{self.size}] were asked for."
+                    f"beside the update `{slot}` of client `{reply.client}` there are moments {seen}, "
+                    f"and [{size}] were asked for."
                 )
-        return reply
+            found[MOMENTS + slot] = moments = moments.float()
+            for name, matrix in zip(self.layers, _matrices(moments, self.widths), strict=True):
+                if all_finite(matrix) and not _are_moments(matrix):
+                    raise ValueError(
+                        f"what client `{reply.client}` sent as second moments of the inputs of layer "
+                        f"`{name}` are none: they have a negative direction."
+                    )
+        return replace(reply, extra={**reply.extra, **found})
 
     @torch.no_grad()
     def _weights(self, ask: Ask, lanes: Sequence[Lane], site: Site) -> dict[str, Tensor]:
@@ -251,10 +283,10 @@ class InputMoments:
     def _wrong(self, objective: Objective, outputs: Any, targets: Any, size: int) -> Tensor:
         value = objective.loss(outputs, targets)
         values, valid = value if isinstance(value, tuple) else (value, None)
-        if not isinstance(values, Tensor) or values.shape != (size,):
+        if not isinstance(values, Tensor) or values.numel() != size:
             return torch.ones(size, device=_device(outputs))  # One number for all tells none apart.
-        counts = self.floor + 1 - torch.exp(-values.float().clamp(min=0))
-        return counts if valid is None else torch.where(valid.bool(), counts, 0)
+        counts = self.floor + 1 - torch.exp(-values.reshape(size).float().clamp(min=0))
+        return counts if valid is None else torch.where(valid.reshape(size).bool(), counts, 0)
 
     @torch.no_grad()
     def _moments(self, site: Site, x: Tensor, weights: Tensor) -> Tensor:
@@ -262,21 +294,30 @@ class InputMoments:
         on it."""
         site.model.load(x)
         layers = [site.model.module.get_submodule(name) for name in self.layers]
-        sums = [torch.zeros(_width(layer), _width(layer), device=x.device) for layer in layers]
+        sums = [torch.zeros(width, width, device=x.device) for width in self.widths]
+        called: set[int] = set()
         first = 0
         for inputs, _ in _batches(site):
             last = first + _rows(inputs)
             for place, seen in _inputs_of(site.model, layers, inputs):
+                called.add(place)
                 rows = seen.reshape(-1, seen.shape[-1]).to(sums[place])
                 counts = weights[first:last]
-                if len(rows) % len(counts):
-                    counts = counts.mean().expand(len(rows))  # Whose rows these are is not known.
+                if len(seen) != len(counts):  # Whose rows these are is not known.
+                    counts = counts.mean().expand(len(rows))
                 counts = counts.repeat_interleave(len(rows) // len(counts))[:, None]
                 if rows.shape[1] < len(sums[place]):
                     rows = torch.cat([rows, torch.ones_like(counts)], dim=1)
                 sums[place] += (counts * rows).T @ rows
             first = last
-        return torch.cat([each[_triangle(len(each), each.device)] for each in sums]) / max(first, 1)
+        for place, name in enumerate(self.layers):
+            if place not in called:
+                raise ValueError(
+                    f"the model has a layer `{name}` that its forward pass does not call, so that "
+                    "nobody knows its inputs. Call it as a module, or use `merge=mean`."
+                )
+        packed = torch.cat([each[_triangle(len(each), each.device)] for each in sums])
+        return packed / (weights > 0).sum().clamp(min=1)
 
 
 def _end(ask: Ask, delta: Tensor, site: Site) -> Tensor:
@@ -300,11 +341,6 @@ def _rows(inputs: Any) -> int:
     return len(tree_leaves(inputs)[0])
 
 
-def _width(layer: nn.Module) -> int:
-    assert isinstance(layer, nn.Linear)
-    return layer.in_features + (layer.bias is not None)
-
-
 def _inputs_of(
     model: FlatModel, layers: Sequence[nn.Module], inputs: Any
 ) -> list[tuple[int, Tensor]]:
@@ -312,7 +348,10 @@ def _inputs_of(
     seen: list[tuple[int, Tensor]] = []
 
     def listen(place: int, layer: nn.Module) -> Any:
-        return layer.register_forward_pre_hook(lambda _, given: seen.append((place, given[0])))
+        def hear(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            seen.append((place, given[0] if given else named["input"]))
+
+        return layer.register_forward_pre_hook(hear, with_kwargs=True)
 
     hooks = [listen(place, layer) for place, layer in enumerate(layers)]
     try:
@@ -336,7 +375,9 @@ class MergeFold(MeanFold):
     """Means as of a `MeanFold`, but for some layers: least squares over what clients saw there.
 
     Beside the sums of updates it holds those of `Δ_i G_i` and of `G_i` for each slot: as much again as
-    the layers, and the square of their inputs. Nothing grows with the number of clients.
+    the layers, and the square of their inputs. Nothing grows with the number of clients. A client
+    that left a layer where it was, as the head of an objective that it does not hold, does not count
+    there.
     """
 
     def __init__(
@@ -351,33 +392,22 @@ class MergeFold(MeanFold):
     ) -> None:
         super().__init__(slots, like, weighting, **more)
         self._layers, self._ridge = tuple(layers), ridge
-        self._moments = {
-            (slot, layer): torch.zeros(layer.width, layer.width, device=like.device)
-            for slot in slots
-            for layer in self._layers
+        self._found = {
+            (slot, layer): _Sums.of(layer, like.device) for slot in slots for layer in self._layers
         }
-        self._products = {
-            (slot, layer): torch.zeros(layer.outputs, layer.width, device=like.device)
-            for slot in slots
-            for layer in self._layers
-        }
-        self._shares = dict.fromkeys(slots, 0.0)
 
     def add(self, reply: Reply, ask: Ask) -> None:
         super().add(reply, ask)
         for lane in ask.lanes:
             if lane.slot not in reply.deltas:
                 continue
-            share = self.weight_of(reply, lane)
-            self._shares[lane.slot] += share
-            sizes = [layer.moments for layer in self._layers]
-            parts = torch.split(reply.extra[MOMENTS + lane.slot], sizes)
-            for layer, part in zip(self._layers, parts, strict=True):
-                products = self._products[lane.slot, layer]
-                own = _whole(part.to(products), layer.width)
-                delta = layer.read(reply.deltas[lane.slot]).to(products)
-                self._moments[lane.slot, layer].add_(own, alpha=share)
-                products.addmm_(delta, own, alpha=share)
+            moments = reply.extra[MOMENTS + lane.slot].to(self._sums.device)
+            widths = [layer.width for layer in self._layers]
+            for layer, own in zip(self._layers, _matrices(moments, widths), strict=True):
+                delta = layer.read(reply.deltas[lane.slot])
+                if bool(delta.any()):
+                    found = self._found[lane.slot, layer]
+                    found.add(delta, own, self.weight_of(reply, lane))
 
     def add_rows(self, *arguments: Any, **named: Any) -> None:
         """Refused: rows come without moments."""
@@ -387,33 +417,62 @@ class MergeFold(MeanFold):
         means = super().result()
         for row, slot in enumerate(means.slots):
             for layer in self._layers:
-                merged = self._merged(means.deltas[row], slot, layer)
+                merged = self._found[slot, layer].merged(self._ridge)
                 if merged is not None:
                     layer.write(means.deltas[row], merged.to(means.deltas))
         return means
 
-    def _merged(self, mean: Tensor, slot: str, layer: Dense) -> Tensor | None:
-        """`(Σ Δ_i G_i + ε Σ Δ_i)(Σ G_i + ε I)⁻¹`; None where the layer had no inputs."""
-        moments = self._moments[slot, layer].double() / self._shares[slot]
-        products = self._products[slot, layer].double() / self._shares[slot]
-        ridge = self._ridge * moments.diagonal().mean()
-        if not float(ridge) > 0:
+
+@dataclass
+class _Sums:
+    """Of one layer and slot over the clients, in double precision: of `Δ_i`, `Δ_i G_i` and `G_i`."""
+
+    deltas: Tensor
+    products: Tensor
+    moments: Tensor
+    share: float = 0.0
+
+    @classmethod
+    def of(cls, layer: Dense, device: torch.device) -> _Sums:
+        none = torch.zeros(layer.outputs, layer.width, dtype=torch.float64, device=device)
+        return cls(none, none.clone(), none.new_zeros(layer.width, layer.width))
+
+    def add(self, delta: Tensor, moments: Tensor, share: float) -> None:
+        delta, moments = delta.to(self.deltas), moments.to(self.moments)
+        self.deltas.add_(delta, alpha=share)
+        self.products.addmm_(delta, moments, alpha=share)
+        self.moments.add_(moments, alpha=share)
+        self.share += share
+
+    def merged(self, ridge: float) -> Tensor | None:
+        """`(Σ Δ_i G_i + ε mean_i Δ_i)(Σ G_i + ε I)⁻¹`, the mean where all inputs are zero; None where
+        nobody moved the layer."""
+        if not self.share:
             return None
-        products += ridge * layer.read(mean).double()
-        moments.diagonal().add_(ridge)
-        factor, failed = torch.linalg.cholesky_ex(moments)
-        if int(failed):
-            raise RefusedError(
-                f"the moments that clients sent for the inputs of layer `{layer.name}` are none: their "
-                "sum has a negative direction. Find out who sends such, or use `merge=mean`."
-            )
-        return torch.cholesky_solve(products.T, factor).T
+        mean = self.deltas / self.share
+        added = ridge * self.moments.diagonal().mean()
+        if not float(added):
+            return mean
+        damped = self.moments + added * torch.eye(len(self.moments)).to(self.moments)
+        factor = torch.linalg.cholesky(damped)
+        return torch.cholesky_solve((self.products + added * mean).T, factor).T
 
 
-def _whole(part: Tensor, width: int) -> Tensor:
-    """The symmetric matrix whose upper triangle it is."""
-    whole = part.new_zeros(width, width)
-    rows, columns = _triangle(width, part.device)
-    whole[rows, columns] = part
-    whole[columns, rows] = part
-    return whole
+def _matrices(moments: Tensor, widths: Sequence[int]) -> Iterator[Tensor]:
+    """The symmetric matrices whose upper triangles stand one after the other."""
+    sizes = [width * (width + 1) // 2 for width in widths]
+    for width, part in zip(widths, torch.split(moments, sizes), strict=True):
+        whole = part.new_zeros(width, width)
+        rows, columns = _triangle(width, part.device)
+        whole[rows, columns] = part
+        whole[columns, rows] = part
+        yield whole
+
+
+def _are_moments(matrix: Tensor) -> bool:
+    """Whether a symmetric matrix has no negative direction, but for rounding."""
+    size = matrix.diagonal().double().mean()
+    if float(size) <= 0:
+        return not bool(matrix.any())
+    added = ROUNDING * size * torch.eye(len(matrix)).to(matrix.device)
+    return not int(torch.linalg.cholesky_ex(matrix.double() + added).info)

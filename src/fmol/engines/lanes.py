@@ -424,6 +424,8 @@ class LaneSteps:
         direction, moves = self.gradients(self.X, self.pulls, batch)
         if active is not None:
             moves = active if moves is None else moves & active
+        if self.moving is not None:
+            direction = direction * self.moving
         if local.clip_norm is not None:
             norm = torch.linalg.vector_norm(direction, dim=1)
             direction *= (local.clip_norm / norm.clamp(min=local.clip_norm))[:, None]
