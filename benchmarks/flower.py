@@ -102,6 +102,7 @@ def read(case: Case, text: str, why: str) -> Measured:
             said.setdefault(each["what"], []).append(each["value"])
     gaps = [b - a for a, b in pairwise(said.get("round", []))][1:]
     if not gaps or "memory" not in said:
+        print(*text.splitlines()[-30:], sep="\n", file=sys.stderr, flush=True)
         return Measured(case, why=why)
     return Measured(case, median(gaps), median(said["work"][1:]), said["memory"][0])
 

@@ -563,6 +563,16 @@ def test_auto_takes_the_faster_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         assert told == [choice]
 
 
+def test_auto_does_not_try_lanes_side_by_side_with_a_large_model_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fmol.engines.auto.MOST_PARAMETERS", 3)
+    monkeypatch.setattr(AutoEngine, "_time", lambda self, asks: pytest.fail("it was timed"))
+    algorithm = FSMGDA(local_steps=2)
+    report = fit(federation(), algorithm, rounds=1, engine="auto", device="cpu").reports[0]
+    assert "parameters are bound by memory" in report.notes[0]
+
+
 def test_auto_runs_what_cannot_be_batched_one_by_one() -> None:
     problem = federation(model=Mixing().double())
     result = fit(problem, FSMGDA(local_steps=2), rounds=2, device="cpu", engine="auto")

@@ -23,6 +23,9 @@ logger = logging.getLogger("fmol")
 
 Choice = Literal["sequential", "vectorized"]
 REPEATS = 2
+MOST_PARAMETERS = 2**22
+"""Of models whose lanes may be side by side on a CPU. With more, a step is a few passes over memory that
+take far longer than Python does, and nothing is won."""
 
 
 class AutoEngine(VectorizedEngine):
@@ -80,6 +83,10 @@ class AutoEngine(VectorizedEngine):
         if reason is not None:
             self._settle("sequential")
             return f"engine sequential: {reason}"
+        size = self.federation.layout.size
+        if size > MOST_PARAMETERS:
+            self._settle("sequential")
+            return f"engine sequential: steps of {size} parameters are bound by memory"
         apart, together, lanes = self._time(asks)
         self._settle("vectorized" if together < apart else "sequential")
         return (
