@@ -24,8 +24,8 @@ logger = logging.getLogger("fmol")
 Choice = Literal["sequential", "vectorized"]
 REPEATS = 2
 MOST_PARAMETERS = 2**22
-"""Of models whose lanes may be side by side on a CPU. With more, a step is some passes over memory which
-take far longer than Python does, and nothing is won."""
+"""Of models whose lanes may be side by side on a CPU. With more, a step is passes over memory, which
+take far longer than Python does."""
 
 
 class AutoEngine(VectorizedEngine):
