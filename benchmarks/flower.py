@@ -101,10 +101,15 @@ def read(case: Case, text: str, why: str) -> Measured:
             each = json.loads(line.partition(SAID)[2])
             said.setdefault(each["what"], []).append(each["value"])
     gaps = [b - a for a, b in pairwise(said.get("round", []))][1:]
-    if not gaps or "memory" not in said:
+    if "memory" not in said:
         print(*text.splitlines()[-30:], sep="\n", file=sys.stderr, flush=True)
+        why = f"{len(said.get('work', []))} rounds, then {why}"
+    if not gaps:
         return Measured(case, why=why)
-    return Measured(case, median(gaps), median(said["work"][1:]), said["memory"][0])
+    memory = said["memory"][0] if "memory" in said else None
+    return Measured(
+        case, median(gaps), median(said["work"][1:]), memory, why="" if memory is not None else why
+    )
 
 
 # ---- simulated -------------------------------------------------------------------------------
@@ -221,7 +226,8 @@ def row(measured: Measured) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=["simulated", "deployed"], help="one way alone")
+    ways = ["simulated", "deployed", *PLACES]
+    parser.add_argument("--only", choices=ways, metavar="WAY", help=f"one of {'; '.join(ways)}")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--json", type=Path, help="where to write all numbers")

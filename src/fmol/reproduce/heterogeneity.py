@@ -120,7 +120,7 @@ HETEROGENEITY = Experiment(
     "those at the clients; what a client gains is measured on data of its own that are held out.",
     (_trials,),
     _conclude,
-    cost="small 134 s on a busy CPU core; in full 14 min on one CPU core",
+    cost="small 134 s on a busy CPU core; in full 14 min there",
     seeds=3,
     small_seeds=1,
     data=("river-flow", "shoppers"),
