@@ -122,6 +122,14 @@ def test_sites_with_their_own_objectives_give_the_bits_of_the_sequential_engine(
     assert there.reports[0].held_out
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "auto"])
+def test_how_long_a_site_took_is_told_whatever_its_engine(engine: str) -> None:
+    problem = unequal()
+    (report, *_) = reports_of(train(problem, connect(problem, engine=engine)))
+    assert report.clients
+    assert all(each.seconds > 0 for each in report.clients)
+
+
 def test_by_default_a_site_computes_by_the_faster_engine_and_remembers_which() -> None:
     problem = unequal()
     grid = connect(problem)

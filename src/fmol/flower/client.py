@@ -11,6 +11,7 @@ import logging
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -239,6 +240,7 @@ class Sites:
         if work is local_work and self.engine != "sequential":
             # By the engine's own way. What that refuses does not leave the site, but is told.
             reply, receipt = machine.map([ask], _Last())
+            reply = replace(reply, seconds=receipt.seconds)  # Engines time asks, not replies.
             machine.commit()
             site = machine._site(ask.client)
             told["refused"] = [[each.objective, each.reason] for each in receipt.refused]
