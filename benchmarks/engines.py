@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from growth import PATIENCE, WARM_ROUNDS, WARM_STEPS, growth, server
+from profiling import print_profile, profiled
 from rivals import SEED, Round, plain, with_vmap
 from torch import Tensor
 from workloads import Workload, workloads
@@ -107,7 +108,12 @@ def timed(function: Callable[[], Any], device: torch.device) -> tuple[float, Any
 
 
 def measure(
-    workload: Workload, names: Sequence[str], device: torch.device, repeats: int, precision: str
+    workload: Workload,
+    names: Sequence[str],
+    device: torch.device,
+    repeats: int,
+    precision: str,
+    profile: bool,
 ) -> dict[str, Any]:
     """What a round of this work costs each of `names`; one that disagrees is not timed."""
     federation = workload.federation()
@@ -141,6 +147,12 @@ def measure(
                 "all_seconds": seconds,
                 "flops_per_second": flops / median,
             }
+        for name, round in rounds.items():
+            if not profile or name not in OURS:
+                continue
+            found = profiled(lambda round=round: round(200), device)
+            print_profile(f"{workload.name}, {name}", found)
+            results[name]["profile"] = found
         rounds.clear()
         free(device)
     if "seconds" in results.get("plain", {}):
@@ -315,6 +327,8 @@ def main() -> None:
                         help="start no further workload after this time")  # fmt: skip
     parser.add_argument("--growth", action="store_true",
                         help="instead: growth with M, S, K and d, and the server's step")  # fmt: skip
+    parser.add_argument("--profile", action="store_true",
+                        help="tell by kernel where one more round of our engines goes")  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the numbers as JSON to this file")
     options = parser.parse_args()
     began = time.perf_counter()
@@ -364,7 +378,9 @@ def main() -> None:
                 continue
             repeats = 2 if options.quick else options.repeats
             print(f"{workload.name} …", file=sys.stderr, flush=True)
-            rows[workload.name] = measure(workload, names, device, repeats, options.precision)
+            rows[workload.name] = measure(
+                workload, names, device, repeats, options.precision, options.profile
+            )
             written |= {"workloads": rows, "left_out": left_out}
             write(options.out, written)
         print_tables(rows, names)

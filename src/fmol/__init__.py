@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fmol import participation, partition, rules, schedules
-    from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedAvg
+    from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedAvg, FedLS
     from fmol.errors import FmolError, MissingObjectiveError, RefusedError
     from fmol.federation import Client, Federation, LazyPopulation, Population
     from fmol.minnorm import min_norm
@@ -23,6 +23,7 @@ __all__ = [
     "Alone",
     "Client",
     "FedAvg",
+    "FedLS",
     "Federation",
     "FmolError",
     "LazyPopulation",
@@ -44,7 +45,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "algorithms": ("FMGDA", "FSMGDA", "MGD", "SMGD", "Alone", "FedAvg"),
+    "algorithms": ("FMGDA", "FSMGDA", "MGD", "SMGD", "Alone", "FedAvg", "FedLS"),
     "errors": ("FmolError", "MissingObjectiveError", "RefusedError"),
     "federation": ("Client", "Federation", "LazyPopulation", "Population"),
     "minnorm": ("min_norm",),

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
 
-from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Adam, Alone, FedAvg, Momentum, Plain
+from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Adam, Alone, FedAvg, FedLS, Momentum, Plain
 from fmol.algorithms.steps import ServerStep
 from fmol.engines import ALL_CUDA, Compile, EngineName, resolve_device
 from fmol.federation import Federation
@@ -73,6 +73,7 @@ ALGORITHMS: Mapping[str, type] = {
     "fsmgda": FSMGDA,
     "fmgda": FMGDA,
     "fedavg": FedAvg,
+    "fedls": FedLS,
     "smgd": SMGD,
     "mgd": MGD,
     "alone": Alone,

@@ -9,7 +9,7 @@ federation or of several whose models and losses are alike: other data, seeds, m
 from __future__ import annotations
 
 import copy
-import sys
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,17 +25,25 @@ from fmol.data import TensorSamples, as_samples, is_lazy, tree_map
 from fmol.engines import VectorizedEngine
 from fmol.engines.pool import Pool, make_pool
 from fmol.engines.schedule import BatchTables, Job, Table
-from fmol.engines.seam import Ask, ClientState, Engine, Fold, Receipt, Transform, Work
+from fmol.engines.seam import (
+    Ask,
+    ClientState,
+    Engine,
+    Fold,
+    LocalConfig,
+    Receipt,
+    Transform,
+    Work,
+)
 from fmol.federation import Client, ClientList, Federation
 from fmol.local import batch_table
 from fmol.precision import products
 
 __all__ = ["Guest", "place_data", "run_in_lockstep"]
 
-GRAPH_AT, GRAPH_LANES = 6, 1024
-"""The use of a shape at which steps become a CUDA graph, and of how many lanes at most: when runs end,
-shapes change, and a graph that is used a few times costs more than it saves; steps of many lanes take
-longer than Python takes to start them."""
+BLOCK, BLOCK_ON = 128, ("cuda",)
+"""How many lanes are stepped at a time, and on what. When runs end there are fewer lanes, and what was
+recorded or compiled is of as many as there were: so it is of blocks of one size, the last filled up."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,7 @@ class Stepper(VectorizedEngine):
         self._batches = _Batches(0)
         for worker in self._workers:
             worker.batches = self._batches
+        self._block = BLOCK if self.device.type in BLOCK_ON else None
         self._places = {id(member): place for place, member in enumerate(members)}
         self._joint = _join_pools(members)
         for member in members:
@@ -159,7 +168,8 @@ class Stepper(VectorizedEngine):
         self._notes = []
         for worker in self._workers:
             worker.gradients.begin_round()
-        self.expect(max(seat.rounds - seat.asks[0].round for seat in seats))
+        self._rounds = max(seat.rounds - seat.asks[0].round for seat in seats)
+        self.expect(self._rounds)
         for seat in seats:
             self._single_losses.update(seat.engine.single_losses)
         for worker in self._workers:
@@ -172,7 +182,6 @@ class Stepper(VectorizedEngine):
             self._most, each = seats[0].engine.most_lanes(seats[0])
             for worker in self._workers:
                 worker.lane_bytes = each
-                worker.graph_at = GRAPH_AT if len(jobs) <= GRAPH_LANES else sys.maxsize
             steps = self._descend(jobs, pool)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -192,7 +201,7 @@ class Stepper(VectorizedEngine):
         jobs: list[Job] = []
         first: dict[int, int] = {}
         told: dict[int, Ask] = {}
-        self._batches.whose.clear()
+        self._batches.begin()
         for seat in seats:
             place = self._places[id(seat.engine)]
             for job in seat.engine.jobs_of(seat):
@@ -204,6 +213,28 @@ class Stepper(VectorizedEngine):
                     told[id(ask)] = replace(ask, client=key)
                 jobs.append(replace(job, ask=told[id(ask)]))
         return jobs, first
+
+    def _descend(self, jobs: Sequence[Job], pool: Pool) -> Any:
+        """The steps of all jobs, on a CUDA device in blocks of one size."""
+        if self._block is None:
+            return super()._descend(jobs, pool)
+        order: list[int] = []
+        found = []
+        for kind in _kinds(jobs):
+            blocks = _blocks(kind, self._block)
+            self.expect(self._rounds * len(blocks))  # As often are steps of this shape to come.
+            for block in blocks:
+                steps = super()._descend(_filled(jobs, block), pool)
+                own = sum(map(len, block.asks))
+                order += itertools.chain(*block.asks)
+                found.append((steps.deltas[:own], steps.table[:, :own]))
+        back = torch.tensor(order, device=self.device).argsort()
+        deltas, tables = zip(*found, strict=True)
+        return replace(
+            steps,
+            deltas=torch.cat(deltas)[back],
+            table=torch.cat(tables, dim=1)[:, back.to(tables[0].device)],
+        )
 
     def _pool_of(self, jobs: Sequence[Job]) -> Pool | None:
         """The samples of these jobs' clients, under the names that they have here."""
@@ -235,17 +266,68 @@ class _Batches(BatchTables):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.whose: dict[str, _Whose] = {}
+        self._drawn: dict[Any, Table] = {}
 
-    def of(self, client: str, n: int, local: Any, round: int) -> Table:
+    def begin(self) -> None:
+        super().begin()
+        self.whose.clear()
+        self._drawn.clear()
+
+    def of(self, client: str, n: int, local: LocalConfig, round: int) -> Table:
         own = self.whose[client]
-        return batch_table(
-            n,
-            local,
-            seed=own.engine.seed,
-            round=own.round,
-            client=own.client,
-            generator=self._generator,
-        )
+        key = client, local.steps, local.epochs, local.batch_size
+        if key not in self._drawn:
+            self._drawn[key] = batch_table(
+                n,
+                local,
+                seed=own.engine.seed,
+                round=own.round,
+                client=own.client,
+                generator=self._generator,
+            )
+        return self._drawn[key]
+
+
+# ---- blocks ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Lanes that are stepped at a time, as the places of each ask's jobs, and how many asks more fill
+    it up."""
+
+    asks: Sequence[Sequence[int]]
+    more: int
+
+
+def _kinds(jobs: Sequence[Job]) -> list[list[list[int]]]:
+    """The places of each ask's jobs, those together whose lanes descend the same objectives."""
+    asks: dict[int, list[int]] = {}
+    for place, job in enumerate(jobs):
+        asks.setdefault(id(job.ask), []).append(place)
+    kinds: dict[Any, list[list[int]]] = {}
+    for places in asks.values():
+        kind = tuple(tuple(jobs[place].lane.mixture.items()) for place in places)
+        kinds.setdefault(kind, []).append(places)
+    return list(kinds.values())
+
+
+def _blocks(asks: Sequence[Sequence[int]], most: int) -> list[_Block]:
+    """Blocks of equally many asks and at most so many lanes: a power of two, or all that fit."""
+    fit = max(1, most // len(asks[0]))
+    each = min(fit, 1 << (len(asks) - 1).bit_length())
+    parts = [asks[start : start + each] for start in range(0, len(asks), each)]
+    return [_Block(part, each - len(part)) for part in parts]
+
+
+def _filled(jobs: Sequence[Job], block: _Block) -> list[Job]:
+    """The jobs of a block, and some once more that fill it up."""
+    found = [jobs[place] for places in block.asks for place in places]
+    for _ in range(block.more):
+        again = [jobs[place] for place in block.asks[-1]]
+        ask = replace(again[0].ask)  # Not the same object, so that it has batches of its own.
+        found += [replace(job, ask=ask) for job in again]
+    return found
 
 
 def _join_pools(members: Sequence[SharedEngine]) -> Pool | None:
@@ -447,8 +529,9 @@ def _kind(seat: Seat) -> Any:
     local = lanes[0].local
     if any(ask.local != local for ask in lanes) or not seat.engine.can_batch(seat):
         return None
-    # Corrected steps are started one by one: they would keep the others from becoming a graph.
-    return id(seat.engine.stepper), local, any(ask.payload for ask in lanes)
+    # Corrected steps are other ones: what is recorded of the rest has nothing to add.
+    alike = None if local is None else replace(local, lr=0.0)
+    return id(seat.engine.stepper), alike, any(ask.payload for ask in lanes)
 
 
 def _let_go(seat: Seat) -> None:

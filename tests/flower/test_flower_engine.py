@@ -39,6 +39,7 @@ from fmol import (
     Client,
     FedAvg,
     Federation,
+    FedLS,
     LazyPopulation,
     Objective,
     Result,
@@ -108,7 +109,7 @@ ALGORITHMS: list[Algorithm] = [
     MGD(0.1),
     SMGD(batch_size=4),
     FedAvg({"a": 0.5, "b": 0.0, "c": 2.0}, local_steps=3, batch_size=4),
-    FedAvg(local_steps=3, batch_size=4, merge="least-squares"),
+    FedLS(local_steps=3, batch_size=4),
     Alone(local_steps=2, batch_size=4),
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +18,9 @@ from torch.nn import functional
 
 from fmol import FSMGDA, Client, FedAvg, Federation, LazyPopulation, Objective, fit
 from fmol.engines import AutoEngine, SequentialEngine, VectorizedEngine, lanes, make_engine, worker
-from fmol.engines.schedule import BatchTables
+from fmol.engines.schedule import BatchTables, Draw
 from fmol.engines.seam import Ask, Lane, LocalConfig
+from fmol.layout import FlatModel
 from fmol.local import batch_table, batches
 from fmol.rounds import Algorithm, Plan
 from support import data, federation, flat, relative, squared_error
@@ -201,10 +204,12 @@ def test_a_table_of_batches_holds_the_batches(
 
 def test_batches_drawn_ahead_are_those_of_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, local = BatchTables(seed=3), LocalConfig(lr=0.1, steps=4, batch_size=3)
-    sizes, offsets = {"c": 10, "d": 2}, {"d": 0, "c": 2}
 
-    def want(round: int, sizes: dict[str, int]) -> tuple[Any, Any]:
-        c, count = batch_table(sizes["c"], local, seed=3, round=round, client="c")
+    def draw(round: int, n: int = 10, lr: float = 0.1) -> Draw:
+        return Draw(("c", "d"), (n, 2), (2, 0), replace(local, lr=lr), round)
+
+    def want(round: int, n: int = 10) -> tuple[Any, Any]:
+        c, count = batch_table(n, local, seed=3, round=round, client="c")
         d, _ = batch_table(2, local, seed=3, round=round, client="d")
         rows = np.stack([c + 2, np.concatenate([d, d[:, :1]], 1)], 1)
         return rows, np.stack([count, np.full(4, 2)], 1)
@@ -213,15 +218,64 @@ def test_batches_drawn_ahead_are_those_of_the_next_round(monkeypatch: pytest.Mon
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
     for round in (0, 1):
-        assert same(drawn.of_all(sizes, offsets, local, round), want(round, sizes))
+        assert same(drawn.of_all(draw(round)), want(round))
         drawn.draw_ahead()
     with monkeypatch.context() as patch:  # Those of round 2 are there: nothing is drawn for them.
         patch.setattr(BatchTables, "of", None)
-        slower = LocalConfig(lr=0.05, steps=4, batch_size=3)
-        assert same(drawn.of_all(sizes, offsets, slower, 2), want(2, sizes))
+        assert same(drawn.of_all(draw(2, lr=0.05)), want(2))
     drawn.draw_ahead()
-    grown = {"c": 11, "d": 2}  # Not what was drawn for.
-    assert same(drawn.of_all(grown, offsets, local, 3), want(3, grown))
+    assert same(drawn.of_all(draw(3, n=11)), want(3, 11))  # Not what was drawn for.
+
+
+# ---- what rounding explains --------------------------------------------------------------------
+
+
+def _gradients() -> lanes.LaneGradients:
+    model = FlatModel(nn.Linear(2, 1), torch.device("cpu"))
+    return lanes.LaneGradients(lanes.LaneModel(model), lambda name: True)
+
+
+def test_what_a_change_of_the_size_of_rounding_does_is_explained_and_no_more() -> None:
+    starts = 1 + torch.rand(3, 50, generator=torch.Generator().manual_seed(0))
+
+    def wild(x: Tensor) -> Tensor:  # A change of 1e-6 becomes one of about 1.
+        return (1e6 * x).sin()
+
+    found = wild(starts * (1 + 1e-7))
+    assert not torch.allclose(found, wild(starts), rtol=0.05)
+    assert _gradients().explains(found, wild, starts)
+
+    def calm(x: Tensor) -> Tensor:
+        return 2 * x
+
+    assert _gradients().explains(calm(starts) * (1 + 1e-5), calm, starts)
+    other = calm(starts)
+    other[1] *= 1.01
+    assert not _gradients().explains(other, calm, starts)
+
+
+def test_steps_that_come_out_otherwise_each_time_are_not_explained_by_rounding() -> None:
+    calls = itertools.count(1)
+
+    def counts(x: Tensor) -> Tensor:
+        return next(calls) * x
+
+    starts = torch.ones(2, 3)
+    assert not _gradients().explains(counts(starts), counts, starts)
+
+
+def test_lanes_that_are_no_numbers_say_nothing() -> None:
+    starts = torch.ones(3, 4)
+
+    def lost(x: Tensor) -> Tensor:
+        out = x.clone()
+        out[1] = torch.inf
+        return out
+
+    assert _gradients().explains(lost(starts), lost, starts)
+    other = lost(starts)
+    other[2] *= 1.1
+    assert not _gradients().explains(other, lost, starts)
 
 
 # ---- chunks ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from fmol import (
     Client,
     FedAvg,
     Federation,
+    FedLS,
     LazyPopulation,
     Objective,
     fit,
@@ -24,6 +25,8 @@ from fmol import (
 from fmol.aggregate import gramian
 from fmol.engines import SequentialEngine, VectorizedEngine, lanes
 from fmol.engines.graphs import StepGraph
+from fmol.engines.seam import Engine
+from fmol.lockstep import Guest, run_in_lockstep
 from fmol.participation import Number
 from fmol.precision import products
 from fmol.rounds import Algorithm
@@ -302,3 +305,121 @@ def test_rounded_products_change_the_result_a_little(
         rough = fit(problem, algorithm, rounds=3, device="cuda", engine=engine)
         assert least < relative(flat(rough.model), flat(full.model)) < most
     assert before == (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_rounded_products_are_no_reason_to_give_a_graph_up(precision: Any) -> None:
+    problem = small_images(smooth_net(64), [8] * 4)
+    made: list[VectorizedEngine] = []
+
+    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
+        made.append(VectorizedEngine(*arguments, precision=precision, compile="never", **named))
+        return made[-1]
+
+    algorithm = FSMGDA(local_steps=3, batch_size=4, local_lr=0.02, server_lr=0.02)
+    result = fit(problem, algorithm, rounds=10, device="cuda", engine=engine)
+    assert [type(graph) for graph in made[0]._workers[0]._graphs.values()] == [StepGraph]
+    assert not any("no CUDA graph" in note for report in result.reports for note in report.notes)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_least_squares_on_the_device_are_the_cpus(engine: str) -> None:
+    """Its moments are sums of single precision over all samples, so no closer than that."""
+    problem = small_images(smooth_net(6), [12, 9, 8, 11])
+    algorithm = FedLS(local_epochs=2, batch_size=4, local_lr=0.02)
+    cpu = fit(problem, algorithm, rounds=4, device="cpu")
+    gpu = fit(problem, algorithm, rounds=4, device="cuda", engine=engine)
+    torch.testing.assert_close(gpu.losses, cpu.losses, rtol=1e-3, atol=1e-5)
+    assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-3
+    assert "are merged by least squares" in gpu.reports[-1].notes[0]
+
+
+def test_a_graph_is_not_replayed_for_lanes_of_other_clients() -> None:
+    """Two cohorts whose lanes descend the same objectives in the same order, divided otherwise."""
+    problem = federation([("a",), ("b", "c"), ("a", "b"), ("c",)], sizes=[12] * 4)
+    cohorts = [("c0", "c1"), ("c2", "c3")]
+
+    class InTurns:
+        def cohort(
+            self, population: Any, objectives: Any, round: int, seed: int
+        ) -> tuple[str, ...]:
+            return cohorts[round % 2]
+
+    algorithm = FSMGDA(local_steps=3, batch_size=4)
+    cpu, gpu = (
+        fit(problem, algorithm, rounds=12, device=device, engine=engine, participation=InTurns())
+        for device, engine in (("cpu", "sequential"), ("cuda", "vectorized"))
+    )
+    assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
+    assert not any("one by one" in note for report in gpu.reports for note in report.notes)
+
+
+@pytest.mark.parametrize("compile", ["never", "always"])
+def test_runs_side_by_side_in_blocks_are_what_each_is_by_itself(compile: Any) -> None:
+    """Some end before the others, so that blocks are filled up; step sizes and methods differ."""
+    problem = small_images(smooth_net(6), [8] * 4)
+    told: dict[str, Any] = {"local_epochs": 2, "batch_size": 4, "server_lr": 0.02}
+    runs: list[tuple[Algorithm, int, int]] = [
+        (FSMGDA(**told, local_lr=0.02), 12, 0),
+        (FSMGDA(**told, local_lr=0.01), 5, 0),
+        (FSMGDA(**told, local_lr=0.03, normalize="loss"), 12, 1),
+        (FSMGDA(**told, local_lr=0.02, drift_correction="scaffold"), 12, 0),
+        (FSMGDA(**told, local_lr=0.01, drift_correction="scaffold"), 12, 0),
+        (FedAvg(**told, local_lr=0.02), 12, 0),
+        (FedAvg(**told, local_lr=0.01), 7, 1),
+        (FedLS(**told, local_lr=0.02), 12, 0),
+        (FedLS(**told, local_lr=0.02), 12, 1),
+    ]
+
+    def guest(algorithm: Algorithm, rounds: int, seed: int) -> Guest:
+        def go(engine: Engine) -> Any:
+            given: Any = lambda *_, **__: engine  # noqa: E731
+            return fit(problem, algorithm, rounds, seed=seed, device="cuda", engine=given)
+
+        return Guest(problem, seed, rounds, go)
+
+    many = run_in_lockstep(
+        [guest(*run) for run in runs], device=torch.device("cuda:0"), compile=compile
+    )
+    for (algorithm, rounds, seed), found in zip(runs, many, strict=True):
+        if isinstance(found, BaseException):
+            raise found
+        one = fit(problem, algorithm, rounds, seed=seed, device="cuda", engine="sequential")
+        assert relative(flat(found.model), flat(one.model)) < 1e-3
+        torch.testing.assert_close(found.losses, one.losses, rtol=1e-3, atol=1e-5)
+        notes = [note for report in found.reports for note in report.notes]
+        assert any("lanes were stepped side by side" in note for note in notes)
+        assert not any("one by one" in note for note in notes)
+
+
+def test_a_loss_that_counts_its_calls_keeps_steps_from_being_a_graph() -> None:
+    class Grows:
+        calls = 0
+
+        def __call__(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.calls * ((out - y) ** 2).mean(1)
+
+    problem = small_images(smooth_net(6), [8] * 4)
+    grows = Federation(problem.model, [Objective("a", Grows())], [
+        Client(f"c{i}", problem.client(f"c{i}").data, ("a",)) for i in range(4)
+    ])  # fmt: skip
+    algorithm = FSMGDA(local_steps=6, batch_size=4, local_lr=1e-4, server_lr=1e-4)
+    result = fit(grows, algorithm, rounds=5, device="cuda", engine="vectorized")
+    notes = [note for report in result.reports for note in report.notes]
+    assert any("depends on more than tensors" in note for note in notes)
+
+
+def test_steps_in_which_rounding_grows_are_a_graph_all_the_same() -> None:
+    """Hundreds of long steps: two ways of computing them end far apart, and neither is wrong."""
+    problem = small_images(smooth_net(6), [8] * 4)
+    made: list[VectorizedEngine] = []
+
+    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
+        made.append(VectorizedEngine(*arguments, compile="never", **named))
+        return made[-1]
+
+    algorithm = FSMGDA(local_steps=300, batch_size=4, local_lr=0.3, server_lr=0.01)
+    result = fit(problem, algorithm, rounds=6, device="cuda", engine=engine)
+    assert [type(graph) for graph in made[0]._workers[0]._graphs.values()] == [StepGraph]
+    assert not any("more than tensors" in n for report in result.reports for n in report.notes)

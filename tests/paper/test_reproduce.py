@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fmol import lockstep
 from fmol.cli.commands import fmol
 from fmol.record import RunRecord
 from fmol.reproduce import EXPERIMENTS, RESULTS, missing_data, plan_runs, reproduce
@@ -171,22 +172,35 @@ def _losses(record: RunRecord) -> list[float]:
     return losses_over_rounds(record, "f1") + losses_over_rounds(record, "f2")
 
 
-def test_runs_side_by_side_are_what_each_is_by_itself(tmp_path: Path) -> None:
-    """Whatever they differ in: seed and data, method, step sizes, K, what stays at the clients."""
+@pytest.mark.parametrize("block", [None, 4, 16])
+def test_runs_side_by_side_are_what_each_is_by_itself(
+    block: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they differ in: seed and data, method, step sizes, K, what stays at the clients. So it
+    is in blocks of lanes, as on a GPU."""
+    if block is not None:
+        monkeypatch.setattr(lockstep, "BLOCK", block)
+        monkeypatch.setattr(lockstep, "BLOCK_ON", ("cpu",))
     many, one = (
         reproduce(_of(*MIXED), tmp_path / engine, engine=engine, device="cpu").records
         for engine in ("vectorized", "sequential")
     )
     for name in one:
         assert _losses(many[name]) == pytest.approx(_losses(one[name]), rel=1e-9), name
-    # Quadratics of another seed have other losses, so that these are of the same seed and step.
+    # Quadratics of another seed have other losses, so that these are of the same seed.
     notes = {note for report in many["plain"].reports for note in report.notes}
-    assert "lanes were stepped side by side with those of 1 other runs" in notes
+    assert "lanes were stepped side by side with those of 2 other runs" in notes
     assert not any("one by one" in note for note in notes)
 
 
-def test_networks_of_other_seeds_and_partitions_are_stepped_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [None, 64])
+def test_networks_of_other_seeds_and_partitions_are_stepped_together(
+    block: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model of the small digits: its own data, first parameters and batches for each."""
+    if block is not None:
+        monkeypatch.setattr(lockstep, "BLOCK", block)
+        monkeypatch.setattr(lockstep, "BLOCK_ON", ("cpu",))
     told = {"local_steps": 2, "batch_size": 16, "local_lr": 0.1, "server_lr": 0.1}
     trials = [
         Trial(

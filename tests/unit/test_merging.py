@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fmol import Client, FedAvg, Federation, Objective, fit
+from fmol import Client, FedAvg, Federation, FedLS, Objective, fit
 from fmol.algorithms import Momentum
 from fmol.algorithms.merging import (
     MOST_INPUTS,
     Dense,
     InputMoments,
     MergeFold,
-    MergeOptions,
     dense_layers,
 )
 from fmol.engines import SequentialEngine
@@ -49,9 +48,9 @@ def federation(model: nn.Module | None = None, clients: int = 3) -> Federation:
     return Federation(net() if model is None else model, [Objective("near", squared)], sites)
 
 
-def merged(**options: Any) -> FedAvg:
-    told = {"local_epochs": 3, "batch_size": 4, "local_lr": 0.1, "merge_after": 0}
-    return FedAvg(**{**told, "merge": "least-squares", **options})
+def merged(**options: Any) -> FedLS:
+    told = {"local_epochs": 3, "batch_size": 4, "local_lr": 0.1, "mean_rounds": 0}
+    return FedLS(**{**told, **options})
 
 
 # ---- which layers ----------------------------------------------------------------------------
@@ -146,8 +145,8 @@ def test_one_client_alone_gets_its_own_update() -> None:
 
 def test_parameters_of_other_layers_are_held_once_layers_are_merged() -> None:
     problem = federation()
-    result = fit(problem, merged(merge_after=1), rounds=2)
-    before = fit(problem, merged(merge_after=1), rounds=1).model
+    result = fit(problem, merged(mean_rounds=1), rounds=2)
+    before = fit(problem, merged(mean_rounds=1), rounds=1).model
     for name, parameter in result.model.named_parameters():
         moved = not torch.equal(parameter, before.get_parameter(name))
         assert moved == (not name.startswith("0.")), name
@@ -160,7 +159,7 @@ def test_parameters_of_other_layers_are_held_once_layers_are_merged() -> None:
 
 def test_momentum_of_the_rounds_before_does_not_move_what_is_held() -> None:
     problem = federation()
-    told = {"merge_after": 1, "server_step": Momentum(0.9)}
+    told = {"mean_rounds": 1, "server_step": Momentum(0.9)}
     one, two = (fit(problem, merged(**told), rounds=rounds).model for rounds in (1, 2))
     assert torch.equal(one.get_parameter("0.weight"), two.get_parameter("0.weight"))
     assert not torch.equal(one.get_parameter("2.weight"), two.get_parameter("2.weight"))
@@ -239,7 +238,7 @@ def test_a_layer_that_is_never_called_is_named() -> None:
 
 
 def test_moments_are_counted_as_sent() -> None:
-    reports = fit(federation(), merged(merge_after=1), rounds=2).reports
+    reports = fit(federation(), merged(mean_rounds=1), rounds=2).reports
     moments = 9 * 10 // 2 + 5 * 6 // 2
     assert reports[1].bytes_up - reports[0].bytes_up == 3 * 4 * moments
 
@@ -319,12 +318,12 @@ class Doubled:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"transforms": (Doubled(),)}, "`transforms` has .*Leave one of the two out"),
-        ({"drift_correction": "scaffold"}, "`drift_correction` is 'scaffold'.*Leave one"),
-        ({"extrapolate": True}, "`extrapolate` is on.*Leave one of the two out"),
-        ({"merge_ridge": 0.0}, "`merge_ridge` must be"),
-        ({"merge_after": -1}, "`merge_after` must be"),
-        ({"merge": "median"}, "`merge` must be"),
+        ({"transforms": (Doubled(),)}, "`transforms` has .*Leave it out"),
+        ({"drift_correction": "scaffold"}, "`drift_correction` is 'scaffold'.*Leave it out"),
+        ({"extrapolate": True}, "`extrapolate` is on.*Leave it out"),
+        ({"ridge": 0.0}, "`ridge` must be"),
+        ({"mean_rounds": -1}, "`mean_rounds` must be"),
+        ({"solved_weight": 0.0}, "`solved_weight` must be"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
@@ -334,7 +333,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) 
 
 def test_a_model_without_a_dense_layer_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten())
-    with pytest.raises(ValueError, match=r"no trainable `nn\.Linear`.*Use 'mean'"):
+    with pytest.raises(ValueError, match=r"no trainable `nn\.Linear`.*Use FedAvg"):
         fit(federation(model), merged(), rounds=1)
 
 
@@ -381,10 +380,6 @@ def test_moments_beyond_single_precision_are_left_to_the_check_of_finiteness() -
     transform = InputMoments(("layer",), (2,), 0.1)
     taken = transform.server(reply, Ask(client="c", round=0, x=torch.zeros(2)))
     assert not taken.extra["moments.s"].isfinite().all()
-
-
-def test_means_are_the_default() -> None:
-    assert MergeOptions().merging(federation(), 5) is None
 
 
 # ---- what it is for --------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fmol import FMGDA, FSMGDA, SMGD, Client, FedAvg, Federation, Objective, fit
+from fmol import FMGDA, FSMGDA, SMGD, Client, FedAvg, Federation, FedLS, Objective, fit
 from fmol.aggregate import MeanFold
 from fmol.algorithms import Adam, Momentum
 from fmol.algorithms.steps import MOMENTA, least_cosine, stretch
@@ -391,7 +391,7 @@ def test_what_is_wrong_with_a_step_is_said(option: str, value: Any, words: str) 
         (FSMGDA(**STEPS, drift_correction="scaffold", transforms=(Same(),)), "`transforms`"),
         (FSMGDA(**STEPS, extrapolate=True, server_step=Momentum(0.8)), "`extrapolate`"),
         (FedAvg(**STEPS, extrapolate=True, server_lr=0.4), "of 4 times `local_lr`"),
-        (FedAvg(**STEPS, merge="least-squares", server_lr=0.2), "of 2 times `local_lr`"),
+        (FedLS(**STEPS, server_lr=0.2), "of 2 times `local_lr`"),
         (SMGD(4, 0.1, server_step=Adam()), "`server_lr` 0.1"),
         (FSMGDA(**STEPS, objective_momentum=0.6, server_step=Momentum(0.6)), "6.25 times as long"),
     ],
@@ -412,7 +412,7 @@ def test_a_combination_that_is_known_to_diverge_is_named_with_what_to_take(
         FSMGDA(**STEPS, drift_correction="scaffold", extrapolate=True, server_step=Momentum(0.5)),
         FedAvg(**STEPS, server_step=Adam(), server_lr=0.01),
         FedAvg(**STEPS, server_step=Momentum(0.9)),
-        FedAvg(**STEPS, merge="least-squares"),
+        FedLS(**STEPS),
         SMGD(4, lambda t: 0.05, server_step=Adam()),
     ],
     ids=range(6),

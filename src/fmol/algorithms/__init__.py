@@ -3,6 +3,7 @@
 from fmol.algorithms.alone import Alone
 from fmol.algorithms.centralized import MGD, SMGD
 from fmol.algorithms.fedavg import FedAvg
+from fmol.algorithms.fedls import FedLS
 from fmol.algorithms.fmgda import FMGDA, FSMGDA
 from fmol.algorithms.merging import InputMoments
 from fmol.algorithms.steps import Adam, Momentum, Plain
@@ -15,6 +16,7 @@ __all__ = [
     "Adam",
     "Alone",
     "FedAvg",
+    "FedLS",
     "InputMoments",
     "Momentum",
     "Plain",

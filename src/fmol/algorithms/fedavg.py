@@ -18,7 +18,7 @@ from fmol.algorithms.drift import (
     follow_controls,
     room_for_controls,
 )
-from fmol.algorithms.merging import MergeOptions
+from fmol.algorithms.merging import Merging
 from fmol.algorithms.missing import check_arrivals
 from fmol.algorithms.mixture import MIXTURE, MixtureOptions, mixture_lanes, objective_weights
 from fmol.algorithms.options import LocalOptions, StepOptions
@@ -35,7 +35,7 @@ __all__ = ["FedAvg"]
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions, MergeOptions):
+class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
     """Federated averaging: each client descends `Σ_{s∈S_i} w_s f_{s,i}` along one trajectory.
 
     The server moves `x` by `server_lr` times the mean of the clients' accumulated gradients. By
@@ -55,9 +55,12 @@ class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions, MergeOptio
     def init(self, federation: Federation, x: Tensor) -> State:
         state = super().init(federation, x)
         warn_of_trouble(self)
-        self.check_merging(federation, self.transforms, self.drift_correction, self.extrapolate)
         controls = room_for_controls(self.drift_correction, 1, x)
         return State(x, {**state.memory, **room_for_step(self.server_step, x), **controls})
+
+    def merging(self, federation: Federation, round: int) -> Merging | None:
+        """What is done in this round in place of a mean; None for a mean, which it always is here."""
+        return None
 
     def round(self, state: State, plan: Plan, engine: Engine) -> tuple[State, RoundReport]:
         federation, names = engine.federation, engine.federation.names

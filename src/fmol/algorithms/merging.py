@@ -18,23 +18,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fmol.aggregate import MeanFold, Means, Weighting
-from fmol.algorithms.drift import Drift
 from fmol.data import tree_leaves
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site, Transform
-from fmol.federation import Federation
 from fmol.layout import FlatModel, Layout, all_finite
 from fmol.local import own_stream, pure_forward, step_count
 from fmol.objectives import Objective
-from fmol.options import Positive, Range
 from fmol.precision import full_precision
 
-__all__ = ["InputMoments", "MergeFold", "MergeOptions", "Merging", "dense_layers"]
+__all__ = ["InputMoments", "MergeFold", "Merging", "dense_layers"]
 
 MOMENTS = "moments."
 """Before a slot's name: the second moments of what went into the dense layers, in a reply."""
@@ -42,60 +39,6 @@ ROUNDING = 5e-5
 """How far below zero second moments may be, beside the mean of their diagonal: less than a ridge."""
 MOST_INPUTS = 2048
 """A layer with as many or more is held: its moments would be larger than most models."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeOptions:
-    """How clients' updates become one."""
-
-    merge: Literal["mean", "least-squares"] = "mean"
-    """Their mean, or, for dense layers, the update that does to all clients' inputs most nearly what
-    their own did; the other parameters are held in such rounds."""
-    merge_after: Annotated[int, Range(least=0)] = 1
-    """Rounds of means, in which everything is trained, before least squares."""
-    merge_floor: Positive = 0.01
-    """How much a sample counts whose loss is zero, beside one whose loss is large."""
-    merge_ridge: Annotated[float, Range(least=1e-4)] = 0.01
-    """How much directions count that no input has, beside those that inputs have on average: there
-    it is the mean."""
-
-    def check_merging(
-        self,
-        federation: Federation,
-        transforms: Sequence[Transform],
-        drift: Drift,
-        extrapolate: bool,
-    ) -> None:
-        """Raises where least squares cannot be: without a dense layer, or with what is not for them."""
-        if self.merge == "mean":
-            return
-        if transforms:
-            raise ValueError(
-                f"`merge` is 'least-squares' and `transforms` has {transforms[0]!r}: what that does to "
-                "updates would not be done to the moments beside them. Leave one of the two out."
-            )
-        if drift != "none":
-            raise ValueError(
-                f"`merge` is 'least-squares' and `drift_correction` is {drift!r}, which follows means. "
-                "Leave one of the two out."
-            )
-        if extrapolate:
-            raise ValueError(
-                "`merge` is 'least-squares' and `extrapolate` is on, which makes means longer. Leave "
-                "one of the two out."
-            )
-        if not dense_layers(federation.model, federation.layout):
-            raise ValueError(
-                "`merge` is 'least-squares' and the model has no trainable `nn.Linear` of fewer than "
-                f"{MOST_INPUTS} inputs. Use 'mean'."
-            )
-
-    def merging(self, federation: Federation, round: int) -> Merging | None:
-        """What is done in this round in place of a mean; None for a mean."""
-        if self.merge == "mean" or round < self.merge_after:
-            return None
-        layers = dense_layers(federation.model, federation.layout)
-        return Merging(layers, federation.layout, self.merge_floor, self.merge_ridge)
 
 
 @dataclass(frozen=True)
@@ -314,7 +257,7 @@ class InputMoments:
             if place not in called:
                 raise ValueError(
                     f"the model has a layer `{name}` that its forward pass does not call, so that "
-                    "nobody knows its inputs. Call it as a module, or use `merge=mean`."
+                    "nobody knows its inputs. Call it as a module, or use FedAvg."
                 )
         packed = torch.cat([each[_triangle(len(each), each.device)] for each in sums])
         return packed / (weights > 0).sum().clamp(min=1)

@@ -68,10 +68,10 @@ def known_trouble(algorithm: Any) -> list[str]:
             f"`extrapolate` with a `server_lr` of {times:.3g} times `local_lr` is known to diverge "
             "where clients have few labels each: it makes steps longer by itself. Take one for both."
         )
-    merges = getattr(algorithm, "merge", "mean") == "least-squares"
+    merges = hasattr(algorithm, "ridge")
     if merges and not isinstance(step, Adam) and times >= TWICE:
         found.append(
-            f'`merge="least-squares"` with a `server_lr` of {times:.3g} times `local_lr` is known to '
+            f"FedLS with a `server_lr` of {times:.3g} times `local_lr` is known to "
             "diverge: what least squares give is where to go, and not a direction. Take one for both."
         )
     if isinstance(step, Adam) and _server_lr(algorithm) >= MOST_ADAM_LR:

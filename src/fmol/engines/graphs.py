@@ -6,7 +6,9 @@ from Python takes ten times as long as running them. A graph starts them all at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -19,40 +21,60 @@ __all__ = ["StepGraph"]
 WARM_UP = 2
 """Runs before recording: libraries choose their kernels and take their memory in the first ones."""
 
-Body = Callable[[Tensor, Stage, Tensor, Tensor | None], LaneSteps]
-"""From the lanes' starts `[L, d]`, the samples of every step, the step size, and what is added to every
-step `[L, d]`, None for nothing."""
+WARM_STEPS = 4
+"""Of each of these runs: later steps do what the first ones do."""
+
+Body = Callable[[Tensor, Stage, Tensor, Tensor | None, int | None], LaneSteps]
+"""From the lanes' starts `[L, d]`, the samples of every step, the step sizes `[L, 1]`, what is added to
+every step `[L, d]`, None for nothing, and how many steps are taken, None for all."""
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Within it no garbage is collected: a graph of before that is let go of spoils the recording."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class StepGraph:
     """What `body` does, as a graph over buffers of its own."""
 
     def __init__(
-        self, body: Body, start: Tensor, stage: Stage, lr: float, correction: Tensor | None = None
+        self, body: Body, start: Tensor, stage: Stage, correction: Tensor | None = None
     ) -> None:
         self._body = body  # What it refers to is read by the graph, and must stay.
         self._start, self._stage = start.clone(memory_format=torch.contiguous_format), stage
-        self._lr = torch.tensor(lr, dtype=start.dtype, device=start.device)
+        self._lr = start.new_zeros(len(start), 1)
         self._correction = None if correction is None else correction.clone()
         aside = torch.cuda.Stream(start.device)
         aside.wait_stream(torch.cuda.current_stream(start.device))
         with torch.cuda.stream(aside):
             for _ in range(WARM_UP):
-                body(self._start, self._stage, self._lr, self._correction)
+                body(self._start, self._stage, self._lr, self._correction, WARM_STEPS)
         torch.cuda.current_stream(start.device).wait_stream(aside)
         self.calls = 0
         """How often it was replayed."""
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._steps = body(self._start, self._stage, self._lr, self._correction)
+        with _no_garbage(), torch.cuda.graph(self._graph):
+            self._steps = body(self._start, self._stage, self._lr, self._correction, None)
 
     def __call__(
-        self, start: Tensor, stage: Stage, lr: float, correction: Tensor | None = None
+        self, start: Tensor, stage: Stage, lr: float | Tensor, correction: Tensor | None = None
     ) -> LaneSteps:
-        """The steps from here; their tensors hold until the next call."""
+        """The steps from here, of one size or of sizes `[L, 1]`; their tensors hold until the next
+        call."""
         self._start.copy_(start)
         self._stage.copy_(stage)
-        self._lr.fill_(lr)
+        if isinstance(lr, Tensor):
+            self._lr.copy_(lr)
+        else:
+            self._lr.fill_(lr)
         if self._correction is not None:
             assert correction is not None
             self._correction.copy_(correction)

@@ -49,6 +49,12 @@ logger = logging.getLogger("fmol")
 RECORD_AT = 40
 """The use of a step's shape at which it is recorded: that costs as much as some dozen steps."""
 DEPENDS = "steps are computed anew each time: a loss or the model depends on more than tensors"
+EARLY = 4
+"""The steps of a round by which a graph of it is checked: later ones do the same, and what rounding
+does to the first of them has grown beyond comparing after hundreds."""
+NUDGE, NUDGED = 1e-6, 10.0
+"""A change of the size of rounding, relative to parameters, and how many times what it does to the
+steps rounding may do."""
 MOST_RECORDED = 32
 """Shapes that are recorded; where cohorts are ever new ones, later shapes are computed as they come."""
 
@@ -269,10 +275,32 @@ class LaneGradients:
         return results[0], results[1] if len(results) > 1 else None
 
     def same(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two gradients, or sums of them, are the same but for rounding, where both are
-        numbers."""
-        near = (a - b).norm() <= rounding(self._model.step_dtype) * b.norm()
-        return bool(near | (a.isnan().any() & b.isnan().any()))
+        """Whether two gradients `[L, d]`, or sums of them, are the same but for rounding: finite in the
+        same lanes, and near there."""
+        finite, other = (each.isfinite().all(1, keepdim=True) for each in (a, b))
+        off, length = torch.where(finite, a - b, 0).norm(), torch.where(finite, b, 0).norm()
+        near = off <= rounding(self._model.step_dtype) * length
+        return bool(near & (finite == other).all())
+
+    def explains(self, found: Tensor, begin: Callable[[Tensor], Tensor], starts: Tensor) -> bool:
+        """Whether `found` `[L, d]` is what `begin` makes of these starts, but for rounding.
+
+        Where steps grow from one to the next, so does rounding: what it may do is then told by what
+        becomes of a change of its size in the starts. Lanes that are no numbers any more say nothing.
+        """
+        right = begin(starts)
+        if self.same(found, right):
+            return True
+        if not self.same(begin(starts), right):
+            return False
+        wave = torch.cos(torch.arange(starts.shape[1], device=starts.device, dtype=starts.dtype))
+        nudged = begin(starts * (1 + NUDGE * wave))
+        off, moved, length = (
+            torch.linalg.vector_norm(each, dim=1, dtype=torch.float64)
+            for each in (found - right, nudged - right, right)
+        )
+        allowed = rounding(self._model.step_dtype) * length + NUDGED * moved
+        return bool(((off <= allowed) | ~(off + allowed).isfinite()).all())
 
     def compile(self, X: Tensor, pulls: Sequence[Pull], batch: Batch) -> bool:
         """Compiles steps of this shape, which takes a while; False where that cannot be done."""
@@ -417,6 +445,9 @@ class LaneSteps:
         self.moved = torch.zeros(len(self.X), dtype=torch.int64, device=self.X.device)
         self.velocity = torch.zeros_like(self.X) if self.local.momentum else None
         self.moving = self.gradients.moving(self.local.trained, self.X)
+        self.early = self.delta
+        """Δ after the first steps, `EARLY` of them where there are as many."""
+        self._taken = 0
 
     def step(self, batch: Batch, active: Tensor | None, last: bool) -> None:
         """One step of the lanes that are `active` `[L]`, None for all; the `last` moves Δ alone."""
@@ -446,6 +477,9 @@ class LaneSteps:
             direction = torch.where(moves[:, None], direction, 0)
         self.delta += direction
         self.moved += 1 if moves is None else moves
+        self._taken += 1
+        if self._taken == EARLY:
+            self.early = self.delta.clone()
         if last:
             return
         if self.lr is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +64,24 @@ class Schedule:
         return [int(width) for width in self.counts.max(1)]
 
 
+@dataclass(frozen=True)
+class Draw:
+    """Whose batches are wanted: of clients with so many samples, which begin there in a pool."""
+
+    clients: tuple[str, ...]
+    """One for each column; the same one may be there more than once."""
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    local: LocalConfig
+    round: int
+
+    @property
+    def key(self) -> Any:
+        """What the batches hang on, but for the round."""
+        local = self.local
+        return self.clients, self.sizes, self.offsets, local.steps, local.epochs, local.batch_size
+
+
 class BatchTables:
     """Clients' batches of a round, drawn before they are asked for where that is likely to help.
 
@@ -75,7 +93,7 @@ class BatchTables:
         self._seed = seed
         self._generator = rng.stream(seed, "batches")
         self._ahead: dict[Any, Table] = {}
-        self._last: list[tuple[Mapping[str, int], Mapping[str, int], LocalConfig, int]] = []
+        self._last: list[Draw] = []
         self._seen: set[Any] = set()
 
     def of(self, client: str, n: int, local: LocalConfig, round: int) -> Table:
@@ -84,27 +102,18 @@ class BatchTables:
             n, local, seed=self._seed, round=round, client=client, generator=self._generator
         )
 
-    def of_all(
-        self,
-        sizes: Mapping[str, int],
-        offsets: Mapping[str, int],
-        local: LocalConfig,
-        round: int,
-    ) -> Table:
-        """Rows of a pool `[K, C, B]`, and how many of each count `[K, C]`, of clients with so many
-        samples that begin there."""
-        self._last.append((sizes, offsets, local, round))
-        ready = self._ahead.pop(self._key(sizes, offsets, local, round), None)
-        return self._lay_out(sizes, offsets, local, round) if ready is None else ready
+    def of_all(self, draw: Draw) -> Table:
+        """Rows of a pool `[K, C, B]`, and how many of each count `[K, C]`."""
+        self._last.append(draw)
+        ready = self._ahead.pop((draw.key, draw.round), None)
+        return self._lay_out(draw) if ready is None else ready
 
     def draw_ahead(self) -> None:
         """Draws for the next round what was asked for since the last time, and also before that."""
-        wanted = {self._key(*each[:3], 0): each for each in self._last}
+        wanted = {draw.key: replace(draw, round=draw.round + 1) for draw in self._last}
         self._ahead = {
-            self._key(sizes, offsets, local, round + 1): self._lay_out(
-                sizes, offsets, local, round + 1
-            )
-            for key, (sizes, offsets, local, round) in wanted.items()
+            (key, draw.round): self._lay_out(draw)
+            for key, draw in wanted.items()
             if key in self._seen
         }
         self._seen = set(wanted)
@@ -114,14 +123,12 @@ class BatchTables:
         """Forgets what was asked for."""
         self._last.clear()
 
-    def _lay_out(
-        self,
-        sizes: Mapping[str, int],
-        offsets: Mapping[str, int],
-        local: LocalConfig,
-        round: int,
-    ) -> Table:
-        tables = [self.of(client, n, local, round) for client, n in sizes.items()]
+    def _lay_out(self, draw: Draw) -> Table:
+        drawn: dict[str, Table] = {}
+        for client, n in zip(draw.clients, draw.sizes, strict=True):
+            if client not in drawn:
+                drawn[client] = self.of(client, n, draw.local, draw.round)
+        tables = [drawn[client] for client in draw.clients]
         steps = max(len(rows) for rows, _ in tables)
         width = max(rows.shape[1] for rows, _ in tables)
         rows = np.empty((steps, len(tables), width), dtype=np.int64)
@@ -133,28 +140,21 @@ class BatchTables:
                 rows[:k, c, w:] = mine[:, :1]
             if k < steps:  # One that is done goes on with some sample, which moves nothing.
                 rows[k:, c] = mine[0, 0]
-        rows += np.array([offsets[client] for client in sizes])[:, None]
+        rows += np.array(draw.offsets)[:, None]
         return rows, counts
-
-    def _key(
-        self,
-        sizes: Mapping[str, int],
-        offsets: Mapping[str, int],
-        local: LocalConfig,
-        round: int,
-    ) -> Any:
-        clients = tuple((client, n, offsets[client]) for client, n in sizes.items())
-        return clients, round, local.steps, local.epochs, local.batch_size
 
 
 def plan_steps(jobs: Sequence[Job], pool: Pool, drawn: BatchTables) -> Schedule:
-    """The schedule of some lanes, its rows on the pool's device."""
+    """The schedule of some lanes, its rows on the pool's device; those of an ask share its batches."""
     local, round = jobs[0].ask.local, jobs[0].ask.round
     assert local is not None
-    place: dict[str, int] = {}
-    lanes = np.array([place.setdefault(job.ask.client, len(place)) for job in jobs])
-    sizes = {client: pool.sizes[client] for client in place}
-    rows, counts = drawn.of_all(sizes, pool.offsets, local, round)
+    asks = {id(job.ask): job.ask.client for job in jobs}
+    place = {ask: column for column, ask in enumerate(asks)}
+    lanes = np.array([place[id(job.ask)] for job in jobs])
+    clients = tuple(asks.values())
+    sizes = tuple(pool.sizes[client] for client in clients)
+    offsets = tuple(pool.offsets[client] for client in clients)
+    rows, counts = drawn.of_all(Draw(clients, sizes, offsets, local, round))
     index = torch.from_numpy(lanes).to(pool.device)
     return Schedule(torch.from_numpy(rows).to(pool.device), counts, lanes, index)
 
@@ -201,8 +201,9 @@ class Stage:
         return [*tree_leaves((self.inputs, self.targets)), *counts]
 
 
-def walk(steps: Walker, schedule: Schedule, source: Pool | Stage) -> None:
-    """Takes all steps of a schedule, on samples from the pool or laid out on a stage."""
+def walk(steps: Walker, schedule: Schedule, source: Pool | Stage, most: int | None = None) -> None:
+    """Takes all steps of a schedule, or the first so many, on samples from the pool or laid out on a
+    stage."""
     device, index = schedule.rows.device, schedule.index
     staged = isinstance(source, Stage)
     counts = None
@@ -212,7 +213,7 @@ def walk(steps: Walker, schedule: Schedule, source: Pool | Stage) -> None:
         counts = torch.from_numpy(schedule.counts).to(device)
     sizes = np.maximum(schedule.counts, 1)[:, schedule.lanes]
     last = len(schedule.counts) - 1
-    for k, width in enumerate(schedule.widths):
+    for k, width in enumerate(schedule.widths[:most]):
         if isinstance(source, Stage):
             inputs, targets = source.at(k, width, index)
         else:

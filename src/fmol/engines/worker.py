@@ -16,6 +16,7 @@ from fmol.data import tree_leaves
 from fmol.engines.graphs import StepGraph
 from fmol.engines.lanes import (
     DEPENDS,
+    EARLY,
     Batch,
     LaneGradients,
     LaneModel,
@@ -78,7 +79,6 @@ class LaneWorker:
             self._memory = torch.cuda.get_device_properties(self.device).total_memory
         self.batches = BatchTables(seed)
         """Which samples clients take in which step."""
-        self.graph_at = GRAPH_AT
         self._uses: dict[Any, int] = {}
         self._graphs: dict[Any, StepGraph | None] = {}
         self._compiled: set[Any] = set()
@@ -99,12 +99,13 @@ class LaneWorker:
         else:
             starts = torch.stack([job.ask.x.to(self.device) for job in jobs])
         correction = _corrections(jobs, starts)
+        rates = _step_sizes(jobs, starts)
         self.model.module.train(local.training)
         name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
         device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         try:
             with device, rng.torch_stream(self.device, self._seed, *name):
-                delta, moved = self._take(schedule, pulls, local, starts, pool, correction)
+                delta, moved = self._take(schedule, pulls, local, rates, starts, pool, correction)
         finally:
             self.model.module.train()
         if local.accumulate == "mean":
@@ -124,6 +125,7 @@ class LaneWorker:
         schedule: Schedule,
         pulls: Sequence[Pull],
         local: LocalConfig,
+        rates: float | Tensor,
         starts: Tensor,
         pool: Pool,
         correction: Tensor | None,
@@ -131,6 +133,7 @@ class LaneWorker:
         shape = (
             tuple(starts.shape),
             tuple(schedule.rows.shape),
+            schedule.lanes.tobytes(),
             None if schedule.even else tuple(schedule.widths),
             tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
             replace(local, lr=0.0),
@@ -139,7 +142,8 @@ class LaneWorker:
         self._uses[shape] = self._uses.get(shape, 0) + 1
 
         def by_itself(source: Pool | Stage = pool) -> LaneSteps:
-            steps = LaneSteps(self.gradients, pulls, local, starts, correction=correction)
+            lr = rates if isinstance(rates, Tensor) else None
+            steps = LaneSteps(self.gradients, pulls, local, starts, lr, correction)
             walk(steps, schedule, source)
             return steps
 
@@ -160,18 +164,26 @@ class LaneWorker:
             return steps.delta, steps.moved
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
-        replayed = graph(starts, stage, local.lr, correction)
+        replayed = graph(starts, stage, rates, correction)
         events[1].record()
         self._took[shape] = events
         # The graph's own tensors are written to again when it is replayed.
         delta, moved = replayed.delta.clone(), replayed.moved.clone()
         if graph.calls & (graph.calls - 1) == 0:  # Ever more seldom.
+
+            def begin(starts: Tensor) -> Tensor:
+                lr = rates if isinstance(rates, Tensor) else None
+                steps = LaneSteps(self.gradients, pulls, local, starts, lr, correction)
+                walk(steps, schedule, stage, EARLY)
+                return steps.early
+
             with self.gradients.afresh():
-                steps = by_itself(stage)
-            if not self.gradients.same(delta, steps.delta):
-                self._graphs = dict.fromkeys(self._graphs)
-                self._note(DEPENDS)
-                return steps.delta, steps.moved
+                right = self.gradients.explains(replayed.early, begin, starts)
+                if not right:
+                    self._graphs = dict.fromkeys(self._graphs)
+                    self._note(DEPENDS)
+                    steps = by_itself(stage)
+                    return steps.delta, steps.moved
         return delta, moved
 
     # ---- compiled ----------------------------------------------------------------------------
@@ -212,7 +224,7 @@ class LaneWorker:
     # ---- as a graph --------------------------------------------------------------------------
 
     def _wants_graph(self, shape: Any, lanes: int, staged: int) -> bool:
-        if self._uses[shape] < self.graph_at:
+        if self._uses[shape] < GRAPH_AT:
             return False
         if shape not in self._graphs and len(self._graphs) >= MOST_GRAPHS:
             return False
@@ -232,14 +244,18 @@ class LaneWorker:
         if shape not in self._graphs:
 
             def body(
-                start: Tensor, stage: Stage, lr: Tensor, correction: Tensor | None
+                start: Tensor,
+                stage: Stage,
+                lr: Tensor,
+                correction: Tensor | None,
+                most: int | None,
             ) -> LaneSteps:
                 steps = LaneSteps(self.gradients, pulls, local, start, lr, correction)
-                walk(steps, schedule, stage)
+                walk(steps, schedule, stage, most)
                 return steps
 
             try:
-                self._graphs[shape] = StepGraph(body, starts, stage.clone(), local.lr, correction)
+                self._graphs[shape] = StepGraph(body, starts, stage.clone(), correction)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -256,6 +272,14 @@ def _corrections(jobs: Sequence[Job], starts: Tensor) -> Tensor | None:
         return None
     none = torch.zeros_like(starts[0])
     return torch.stack([none if j.correction is None else j.correction.to(none) for j in jobs])
+
+
+def _step_sizes(jobs: Sequence[Job], starts: Tensor) -> float | Tensor:
+    """The step size of all jobs, or those of each, `[L, 1]`, where they differ."""
+    rates = [job.ask.local.lr for job in jobs if job.ask.local is not None]
+    if len(set(rates)) == 1:
+        return rates[0]
+    return torch.tensor(rates, dtype=starts.dtype, device=starts.device)[:, None]
 
 
 def stage_bytes(schedule: Schedule, pool: Pool) -> int:

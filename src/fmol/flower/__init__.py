@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fmol.flower.client import QUERY, answer, introduce
     from fmol.flower.engine import ClientError, FlowerEngine
     from fmol.flower.roster import MissingSitesError
-    from fmol.flower.strategy import FMGDA, FSMGDA, FedAvg, MultiObjective, StrategyResult
+    from fmol.flower.strategy import FMGDA, FSMGDA, FedAvg, FedLS, MultiObjective, StrategyResult
     from fmol.flower.warm import keep_warm
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "SWITCHED_OFF",
     "ClientError",
     "FedAvg",
+    "FedLS",
     "FlowerEngine",
     "MissingSitesError",
     "MultiObjective",
@@ -45,6 +46,7 @@ HOMES = {
     "FMGDA": "strategy",
     "FSMGDA": "strategy",
     "FedAvg": "strategy",
+    "FedLS": "strategy",
     "MultiObjective": "strategy",
     "StrategyResult": "strategy",
     "keep_warm": "warm",

@@ -39,7 +39,7 @@ from fmol.runs.folder import RunFolder
 from fmol.runs.training import FLOWER_APP, train_config
 from fmol.training import Callback, fit
 
-__all__ = ["FMGDA", "FSMGDA", "FedAvg", "MultiObjective", "StrategyResult"]
+__all__ = ["FMGDA", "FSMGDA", "FedAvg", "FedLS", "MultiObjective", "StrategyResult"]
 
 logger = logging.getLogger("fmol")
 
@@ -109,7 +109,8 @@ class MultiObjective(Strategy):
     ) -> None:
         if not hasattr(self, "kind"):
             raise ValueError(
-                f"{type(self).__name__} has no algorithm. Use FSMGDA, FMGDA or FedAvg, or set `kind`."
+                f"{type(self).__name__} has no algorithm. Use FSMGDA, FMGDA, FedAvg or FedLS, "
+                "or set `kind`."
             )
         if min_sites < 1:
             raise ValueError(f"`min_sites` must be at least 1, got {min_sites!r}.")
@@ -332,6 +333,13 @@ class FedAvg(MultiObjective):
     """`fmol.FedAvg`, on fixed weights of the objectives, as a strategy of Flower's."""
 
     kind = algorithms.FedAvg
+
+
+class FedLS(MultiObjective):
+    """`fmol.FedLS`, FedAvg with least squares, as a strategy of Flower's; sites must allow
+    `InputMoments`."""
+
+    kind = algorithms.FedLS
 
 
 def _divide(kind: type, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
