@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2
 MOST_COLOURS = len(OKABE_ITO)
 MOST_CHARACTERS = 26
 MEGABYTE = 1e6
+CLOSE = re.compile(r"(?<=[A-Za-z]) | (?=[A-Za-z])")
+"""Spaces around the letters of a path, which it does not need."""
+
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
@@ -129,7 +133,27 @@ def save_figure(
     written = [target / f"{name}.{kind}" for kind in formats]
     for path, kind in zip(written, formats, strict=True):
         figure.savefig(path, format=kind, bbox_inches="tight", metadata=_undated(kind))
+        if kind == "svg":
+            path.write_text(tidy_svg(path.read_text(encoding="utf-8")), encoding="utf-8")
     return written
+
+
+def tidy_svg(text: str) -> str:
+    """The same picture in fewer bytes: places in tenths of a point, no indentation.
+
+    >>> tidy_svg('<g>\\n  <path d="M 12.345678 0.04\\nL 1.5 -2.25 \\nz\\n"/>')
+    '<g>\\n<path d="M12.3 0L1.5 -2.2z"/>'
+    """
+
+    def tenths(text: str) -> str:
+        return re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), text)
+
+    def shorten(place: re.Match[str]) -> str:
+        points = " ".join(tenths(place[2]).split())
+        return f'{place[1]}"{CLOSE.sub("", points)}"'
+
+    text = re.sub(r'(\s(?:d|x|y|transform)=)"([^"]*)"', shorten, text)
+    return re.sub(r">\n\s+<", ">\n<", text)
 
 
 def new_figure(width: float, height: float) -> Any:

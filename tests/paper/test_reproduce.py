@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -332,8 +333,14 @@ def test_radar_charts_are_drawn_for_few_and_many_objectives(
     objectives: int, tmp_path: Path
 ) -> None:
     names = tuple(f"Attribute_{i}" for i in range(objectives))
-    rings = {f"K = {k}": [1 / (k + i) for i in range(objectives)] for k in (1, 5)}
-    files = write_charts(tmp_path, Outcome(radars=[Radar("normalised loss", names, rings)]))
+    rings = {
+        f"K = {k}, batches of 256 samples": [1 / (k + i) for i in range(objectives)]
+        for k in (1, 5, 10, 20)
+    }
+    radars = [Radar("normalised loss", names, rings)] * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # As where a legend leaves no room for the chart.
+        files = write_charts(tmp_path, Outcome(radars=radars))
     assert [file.name for file in files] == ["radar.png", "radar.svg"]
     drawn = files[1].read_text()
     assert all(f"Attribute {i}" in drawn for i in range(objectives))

@@ -14,6 +14,10 @@ from fmol.reproduce.experiment import Outcome, Panel, Radar
 
 __all__ = ["write_charts"]
 
+MOST_BAND = 50
+"""Points of a band around a line; it is most of a figure's bytes, and only says how seeds differ."""
+LEGEND, LEGEND_WIDE = 46, 64
+"""Characters beside one another below a radar chart, and below one with many objectives."""
 MANY_AXES = 16
 """From so many objectives on, their names are set along the rays."""
 
@@ -57,7 +61,8 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         axes.plot(x, mean, color=colour, ls=DASHES[look % len(DASHES)], label=line.label)
         if len(values) > 1:
             low, high = values.min(0), values.max(0)
-            axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+            few = slice(None, None, math.ceil(len(x) / MOST_BAND))
+            axes.fill_between(x[few], low[few], high[few], color=colour, alpha=0.15, lw=0)
         drawn += values[np.isfinite(values)].tolist()
     if panel.log and drawn:
         set_log_scale(axes, min(drawn), max(drawn))
@@ -107,4 +112,8 @@ def _draw_radar(axes: Any, radar: Radar) -> None:
                 ha="right" if flip else "left", va="center", fontsize=6.5,
             )  # fmt: skip
     axes.set_title(radar.title, pad=92 if many else 16)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.27 if many else -0.08), ncols=4)
+    # As many labels in a row as the chart is wide: a wider legend would take the chart's place.
+    longest = max(map(len, radar.rings)) + len("───  ")
+    columns = max(1, min(len(radar.rings), (LEGEND_WIDE if many else LEGEND) // longest))
+    below = (0.5, -0.27 if many else -0.1)
+    axes.legend(loc="upper center", bbox_to_anchor=below, ncols=columns)
