@@ -227,6 +227,42 @@ def test_batches_drawn_ahead_are_those_of_the_next_round(monkeypatch: pytest.Mon
     assert same(drawn.of_all(draw(3, n=11)), want(3, 11))  # Not what was drawn for.
 
 
+# ---- outputs by objective ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lanes_of",
+    [
+        [(0, 1, 2, 3), (0, 1, 2, 3)],  # All of all.
+        [(0, 2, 4), (1, 3, 5)],  # In turns.
+        [(0, 1), (2, 3, 4)],  # In a row.
+        [(0, 3), (1,), (2, 4)],  # In some order.
+        [(0, 1, 2), (2, 3)],  # One of two objectives.
+        [(1, 3)],  # Some of none.
+    ],
+    ids=str,
+)
+def test_each_objective_gets_the_outputs_of_its_own_lanes(lanes_of: list[tuple[int, ...]]) -> None:
+    size = 1 + max(map(max, lanes_of))
+    nest = {
+        "a": torch.arange(6.0 * size).reshape(size, 3, 2).requires_grad_(),
+        "b": torch.arange(3.0 * size).reshape(size, 3).requires_grad_(),
+    }
+    objective = Objective("o", squared_error(0))
+    pulls = [lanes.Pull(objective, mine, (1.0,) * len(mine)) for mine in lanes_of]
+    found = lanes.outputs_of(pulls, nest)
+    for mine, own in zip(lanes_of, found, strict=True):
+        for key, leaf in nest.items():
+            assert torch.equal(own[key], leaf[list(mine)])
+    total = sum((own[key] ** 2).sum() for own in found for key in nest)
+    times = torch.tensor([sum(lane in mine for mine in lanes_of) for lane in range(size)])
+    for leaf, grad in zip(
+        nest.values(), torch.autograd.grad(total, tuple(nest.values())), strict=True
+    ):
+        shape = (size, *(1 for _ in leaf.shape[1:]))
+        assert torch.equal(grad, 2 * leaf.detach() * times.reshape(shape))
+
+
 # ---- what rounding explains --------------------------------------------------------------------
 
 

@@ -151,19 +151,64 @@ class NotBatchedError(RuntimeError):
     """A loss that cannot be computed for all lanes at once."""
 
 
+def outputs_of(pulls: Sequence[Pull], outputs: Any) -> list[Any]:
+    """What each objective's own lanes returned, nests of `[n, B, …]`, from that of all `[L, B, …]`.
+
+    Where no lane is of two objectives, as one division of the whole: a part taken by itself has a
+    gradient as large as the whole, and there are as many parts as objectives.
+    """
+    leaves, spec = tree_flatten(outputs)
+    size = len(leaves[0])
+    lanes = tuple(pull.lanes for pull in pulls)
+    if all(len(mine) == size for mine in lanes):
+        return [outputs] * len(pulls)
+    way = _division(lanes, size)
+    if way is None:
+        device = leaves[0].device
+        return [tree_map(itemgetter(_index(mine, device)), outputs) for mine in lanes]
+    parts = []
+    for leaf in leaves:
+        if way == "in turns":
+            parts.append(leaf.unflatten(0, (-1, len(pulls))).unbind(1))
+            continue
+        if way == "by order":
+            leaf = leaf.index_select(0, _index(tuple(itertools.chain(*lanes)), leaf.device))
+        parts.append(leaf.split([len(mine) for mine in lanes]))
+    return [tree_unflatten(list(each), spec) for each in zip(*parts, strict=True)]
+
+
+@lru_cache(maxsize=64)
+def _division(lanes: tuple[tuple[int, ...], ...], size: int) -> str | None:
+    """How so many lanes are divided among objectives; None where some are of two, or of none.
+
+    >>> _division(((0, 2), (1, 3)), 4), _division(((0, 1), (2,)), 3), _division(((0, 2), (1,)), 3)
+    ('in turns', 'in a row', 'by order')
+    """
+    order = list(itertools.chain(*lanes))
+    if order == list(range(size)):
+        return "in a row"
+    if sorted(order) != list(range(size)):
+        return None
+    each = len(lanes)
+    in_turns = all(mine == tuple(range(s, size, each)) for s, mine in enumerate(lanes))
+    return "in turns" if in_turns and size % each == 0 else "by order"
+
+
 def pull_losses(
     pull: Pull, outputs: Any, batch: Batch, *, batched: bool
 ) -> tuple[Tensor, Tensor | None, bool]:
     """Each lane's mean loss `[n]` of one objective, whether it has a label, and if the loss masks.
 
-    Where every sample has a label the second is None. `batched` calls the loss once for all lanes;
-    otherwise it is called lane by lane, on its own samples alone, which every loss can do.
+    `outputs` are those of its own lanes. Where every sample has a label the second is None. `batched`
+    calls the loss once for all lanes; otherwise it is called lane by lane, on its own samples alone,
+    which every loss can do.
     """
-    mine, own = (outputs, batch.targets), batch.own
+    targets, own = batch.targets, batch.own
     if len(pull.lanes) < len(batch.sizes):
         rows = _index(pull.lanes, tree_leaves(batch.inputs)[0].device)
-        mine = tree_map(itemgetter(rows), mine)
+        targets = tree_map(itemgetter(rows), targets)
         own = None if own is None else own[rows]
+    mine = outputs, targets
     if not batched:
         sizes = [batch.sizes[lane] for lane in pull.lanes]
         return _losses_one_by_one(pull.objective, mine, sizes)
@@ -387,8 +432,8 @@ class LaneGradients:
         X = X.detach().requires_grad_()
         outputs = self._model.outputs(X, batch.inputs)
         parts, seen, everyone = [], [], False
-        for pull in pulls:
-            means, labelled, masks = self._losses(pull, outputs, batch)
+        for pull, own_outputs in zip(pulls, outputs_of(pulls, outputs), strict=True):
+            means, labelled, masks = self._losses(pull, own_outputs, batch)
             if masks:
                 self.masked.add(pull.objective.name)
             if any(weight != 1.0 for weight in pull.weights):

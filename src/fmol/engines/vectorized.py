@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -14,30 +13,20 @@ from torch import Tensor
 
 from fmol import rng
 from fmol.data import Samples, TensorSamples, as_samples, is_lazy
-from fmol.engines.checks import check_reply, message_bytes, reply_bytes
 from fmol.engines.lanes import LaneGradients
 from fmol.engines.memory import free_memory
 from fmol.engines.pool import Pool, make_pool
 from fmol.engines.probe import lane_bytes, why_not_batched
+from fmol.engines.replies import Replies, Steps
 from fmol.engines.schedule import Job
 from fmol.engines.scores import Scores, score_clients
-from fmol.engines.seam import (
-    Ask,
-    Fold,
-    LocalConfig,
-    Receipt,
-    Refusal,
-    Reply,
-    Site,
-    Transform,
-    Work,
-)
+from fmol.engines.seam import Ask, Fold, LocalConfig, Receipt, Site, Transform, Work
 from fmol.engines.sequential import SequentialEngine, Tally, say_where
 from fmol.engines.worker import Compile, LaneWorker
 from fmol.evaluation import EVALUATION_BATCH, evaluate
 from fmol.federation import ClientList, Federation
 from fmol.layout import FlatModel
-from fmol.local import correction_of, count_labels, keep_control, local_work, step_count
+from fmol.local import correction_of, local_work
 from fmol.objectives import Objective
 from fmol.precision import Precision, products, step_dtype
 
@@ -49,44 +38,6 @@ MOST_LANES = 4096
 """More at a time win nothing."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """What the lanes of a chunk came to, in the order of its jobs."""
-
-    deltas: Tensor
-    moved: list[int]
-    finite: list[bool]
-    squares: list[float]
-
-    def are(self, moved: Sequence[int], lanes: Iterable[int]) -> bool:
-        """Whether some lanes moved as often as this, and are finite."""
-        return all(self.finite[i] and self.moved[i] == moved[i] for i in lanes)
-
-
-@dataclass
-class _Answer:
-    """A client's checked reply, what of it was not let in, and its bytes up and down."""
-
-    reply: Reply
-    refusals: tuple[Refusal, ...]
-    up: int
-    down: int
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """The same on the device, where it may still be computed."""
-
-    deltas: Tensor
-    table: Tensor
-    """How many steps moved, if all is finite, and ‖Δ‖²: `[3, L]`."""
-
-    def rows(self) -> _Rows:
-        table = self.table.tolist()  # One transfer for all lanes of a chunk.
-        moved, finite = [int(m) for m in table[0]], [f > 0 for f in table[1]]
-        return _Rows(self.deltas, moved, finite, table[2])
 
 
 class VectorizedEngine(SequentialEngine):
@@ -193,7 +144,8 @@ class VectorizedEngine(SequentialEngine):
         if reason is not None:
             tally.notes.append(f"clients were computed one by one: {reason}")
             self._one_by_one(asks, fold, work, transforms, tally)
-        for chunk in self._chunks(asks) if reason is None else ():
+            return
+        for chunk in self._chunks(asks):
             begun = perf_counter()
             sites = {ask.client: self._site_of(ask) for ask in chunk}
             pool = self._pool_for(sites)
@@ -202,96 +154,24 @@ class VectorizedEngine(SequentialEngine):
                 self._one_by_one(chunk, fold, work, transforms, tally)
                 continue
             jobs = self._jobs(chunk, sites)
-            mine: dict[str, dict[str, int]] = {ask.client: {} for ask in chunk}
-            for row, job in enumerate(jobs):
-                mine[job.ask.client][job.lane.slot] = row
             steps = self._descend(jobs, pool)
             scores, held_out = self._scores(chunk, sites, pool)
-            sizes = self._count_samples(chunk, sites)
-            # While the device computes: all of the replies that is known without it.
-            deltas = steps.deltas.unbind()
-            known = {
-                ask.client: self._known(
-                    ask, sites[ask.client], mine[ask.client], deltas, scores, held_out, sizes
-                )
-                for ask in chunk
-            }
-            planned = [
-                step_count(job.ask.local, len(job.site.samples)) if job.ask.local else 0
-                for job in jobs
-            ]
-            hoped = {
-                ask.client: self._answer(
-                    ask, sites[ask.client], known[ask.client], mine[ask.client], planned
-                )
-                for ask in (() if transforms else chunk)
-                if not ask.payload
-            }
+            # While the device computes: all that is known without it.
+            replies = Replies(chunk, sites, jobs, self.federation.layout, transforms)
+            replies.prepare(steps.deltas, scores, held_out, self._masked)
             for worker in self._workers:
                 worker.draw_ahead()
             rows = steps.rows()  # Here it waits for the device.
             seconds = (perf_counter() - begun) / len(chunk)
-            replies = {}
-            lengths = None if transforms else [math.sqrt(square) for square in rows.squares]
-            as_hoped = all(rows.finite) and rows.moved == planned
-            for ask in chunk:
-                own, site, parts = mine[ask.client], sites[ask.client], known[ask.client]
-                answer = hoped.get(ask.client)
-                if answer is None or not (as_hoped or rows.are(planned, own.values())):
-                    answer = self._answer(
-                        ask, site, parts, own, rows.moved, rows.finite, jobs, transforms
-                    )
-                self._hold_back(site, answer.reply, answer.refusals)
-                norms = None
-                if lengths is not None:
-                    norms = {slot: lengths[own[slot]] for slot in answer.reply.deltas}
-                tally.add(
-                    answer.reply, answer.refusals, answer.up, answer.down, norms, seconds=seconds
-                )
-                replies[ask.client] = answer.reply
+            for answer in replies.finish(rows):
+                reply, refusals = answer.reply, answer.refusals
+                self._hold_back(answer.site, reply, refusals)
+                tally.add(reply, refusals, answer.up, answer.down, answer.norms, seconds=seconds)
             if fold is not None:
-                _fold(fold, chunk, jobs, rows, replies, one_by_one=bool(transforms))
+                replies.fold_into(fold, rows)
 
     def _say(self, note: str) -> None:
         self._notes.append(note)
-
-    def _answer(
-        self,
-        ask: Ask,
-        site: Site,
-        parts: Mapping[str, Any],
-        own: Mapping[str, int],
-        moved: Sequence[int],
-        finite: Sequence[bool] | None = None,
-        jobs: Sequence[Job] = (),
-        transforms: Sequence[Transform] = (),
-    ) -> _Answer:
-        """A client's reply after its way to the server and the checks there; `own` are its rows.
-
-        Without `finite` it is the one that will be given if all turns out finite.
-        """
-        steps = {slot: moved[own[slot]] for slot in parts["deltas"]}
-        first = tuple(
-            slot
-            for slot, delta in (parts["deltas"].items() if ask.payload else ())
-            if keep_control(ask, slot, site, delta, steps[slot], jobs[own[slot]].correction)
-        )
-        reply = Reply(client=ask.client, steps=steps, first=first, **parts)
-        try:
-            for transform in transforms:
-                reply = transform.client(reply, ask, site)
-            up, down = reply_bytes(reply), message_bytes(ask)
-            for transform in reversed(transforms):
-                reply = transform.server(reply, ask)
-        except Exception as error:
-            say_where(error, ask)
-            raise
-        known: Collection[str] = ()
-        if not transforms:
-            known = own if finite is None else [slot for slot, i in own.items() if finite[i]]
-        layout, limit = self.federation.layout, len(site.samples)
-        reply, refusals = check_reply(reply, ask, site.client, layout, limit, known)
-        return _Answer(reply, refusals, up, down)
 
     def _jobs(
         self, chunk: Sequence[Ask], sites: Mapping[str, Site], local: LocalConfig | None = None
@@ -316,51 +196,6 @@ class VectorizedEngine(SequentialEngine):
         except Exception as error:
             say_where(error, ask)
             raise
-
-    def _count_samples(
-        self, chunk: Sequence[Ask], sites: Mapping[str, Site]
-    ) -> dict[str, dict[str, int]]:
-        """Client → objective → how many of its samples carry a label."""
-        found = {}
-        masked = self._masked
-        for ask in chunk:
-            counts = sites[ask.client].counts
-            names = {*ask.evaluate, *(name for lane in ask.lanes for name in lane.mixture)}
-            for name in sorted(names.difference(counts)):
-                site = sites[ask.client]
-                counts[name] = (
-                    count_labels(site, ask.x, name) if name in masked else len(site.samples)
-                )
-            found[ask.client] = {name: counts[name] for name in sorted(names)}
-        return found
-
-    def _known(
-        self,
-        ask: Ask,
-        site: Site,
-        mine: Mapping[str, int],
-        deltas: Sequence[Tensor],
-        scores: Scores,
-        held_out: Scores,
-        samples: Mapping[str, Mapping[str, int]],
-    ) -> dict[str, Any]:
-        """What is in a client's reply, but for its steps; `mine` are its rows of `deltas`."""
-        # A client without a single label for an objective does not hold it.
-        sent = {
-            lane.slot: mine[lane.slot]
-            for lane in ask.lanes
-            if any(site.counts[name] for name in lane.mixture)
-        }
-        losses = {n: s["loss"] for n, s in scores.get(ask.client, {}).items()}
-        return {
-            "deltas": {slot: deltas[row] for slot, row in sent.items()},
-            "losses": {n: score.value for n, score in losses.items() if score.samples},
-            "samples": samples[ask.client],
-            "held_out": {
-                o: {m: score.value for m, score in row.items()}
-                for o, row in held_out.get(ask.client, {}).items()
-            },
-        }
 
     # ---- what can be batched -----------------------------------------------------------------
 
@@ -446,7 +281,7 @@ class VectorizedEngine(SequentialEngine):
 
     # ---- steps -------------------------------------------------------------------------------
 
-    def _descend(self, jobs: Sequence[Job], pool: Pool) -> _Steps:
+    def _descend(self, jobs: Sequence[Job], pool: Pool) -> Steps:
         """Lines 1–3 for every job; halves what it does at a time where memory runs out."""
         parts: list[tuple[Tensor, Tensor]] = []
         # A single client may have more lanes than fit.
@@ -467,12 +302,12 @@ class VectorizedEngine(SequentialEngine):
                 continue
             start += size
         if not parts:
-            return _Steps(torch.empty(0, 0), torch.empty(3, 0))
+            return Steps(torch.empty(0, 0), torch.empty(3, 0))
         deltas = parts[0][0] if len(parts) == 1 else torch.cat([delta for delta, _ in parts])
         moved = torch.cat([moved for _, moved in parts])
         squares = torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64) ** 2
         finite = squares.isfinite().double()
-        return _Steps(deltas, torch.stack([moved.double(), finite, squares]))
+        return Steps(deltas, torch.stack([moved.double(), finite, squares]))
 
     def _steps(self, jobs: Sequence[Job], pool: Pool) -> list[tuple[Tensor, Tensor]]:
         """Δ `[L, d]` and moving steps `[L]` of the jobs, divided among the devices."""
@@ -558,38 +393,3 @@ def _pool_of_all(federation: Federation, device: torch.device, most: int) -> Poo
         parts[id] = samples
     pool = make_pool(list(parts), list(parts.values()))
     return None if pool is None else pool.to(device)
-
-
-def _fold(
-    fold: Fold,
-    chunk: Sequence[Ask],
-    jobs: Sequence[Job],
-    rows: _Rows,
-    replies: Mapping[str, Reply],
-    *,
-    one_by_one: bool,
-) -> None:
-    """Folds a chunk's checked replies in: all rows at once where the fold can and they are as sent."""
-    add_rows = getattr(fold, "add_rows", None)
-    if one_by_one or add_rows is None:
-        for ask in chunk:
-            fold.add(replies[ask.client], ask)
-        return
-    if not jobs:
-        return
-    deltas = rows.deltas
-    if not all(rows.finite):  # Weight zero does not silence what is not a number.
-        deltas = torch.where(torch.tensor(rows.finite, device=deltas.device)[:, None], deltas, 0)
-    weights = []
-    for job in jobs:
-        reply = replies[job.ask.client]
-        let_in = job.lane.slot in reply.deltas
-        most = max(reply.samples.get(name, 0) for name in job.lane.mixture)
-        weights.append(float(most) if let_in else 0.0)
-    squares = [s if f else 0.0 for s, f in zip(rows.squares, rows.finite, strict=True)]
-    slots, local = [job.lane.slot for job in jobs], jobs[0].ask.local
-    drift: tuple[Any, ...] = ()
-    if local is not None and any(job.correction is not None for job in jobs):
-        parts = [local.steps_in(moved) for moved in rows.moved]
-        drift = parts, [job.lane.slot in replies[job.ask.client].first for job in jobs]
-    add_rows(slots, deltas, weights, rows.moved, squares, *drift)
