@@ -125,11 +125,12 @@ CELEBA = Experiment(
     "celeba",
     "Forty tasks: CelebA (appendix)",
     f"The first 10 000 images where the whole of CelebA is not there, {SAMPLES} a client, scaled to "
-    f"64×64; M = 10, K = 10 gradient steps, {ROUNDS} rounds, η_L = {LOCAL_LR} and η_t = {SERVER_LR} as in "
-    f"the paper, with Δ as the sum over the K steps and as the mean. FSMGDA takes batches of {BATCH}. ResNet-18 has "
-    "GroupNorm instead of BatchNorm. What its non-i.i.d. clients are the paper does not say: here each "
-    "has at most two of the eight combinations of Male, Young and Smiling. The small version has four "
-    "clients with 24 images of 16×16, eight attributes, a narrow network and K = 2.",
+    f"64×64; M = 10, K = 10 gradient steps, {ROUNDS} rounds, η_L = {LOCAL_LR} and η_t = {SERVER_LR} as "
+    "in the paper, with Δ as the sum over the K steps and as the mean. FSMGDA takes batches of "
+    f"{BATCH}. ResNet-18 has GroupNorm instead of BatchNorm. What its non-i.i.d. clients are the paper "
+    "does not say: here each has at most two of the eight combinations of Male, Young and Smiling. The "
+    "small version has four clients with 24 images of 16×16, eight attributes, a narrow network and "
+    "K = 2.",
     (_trials,),
     _conclude,
     cost="not timed yet, neither small nor in full",
