@@ -65,6 +65,6 @@ BATCH = Experiment(
     "FMGDA.",
     (_trials,),
     _conclude,
-    cost="small 62 s on one CPU core; in full 5.4 min on an H200 with eight other experiments",
+    cost="small 34 s on two CPU cores; in full 5.4 min on an H200 with eight other experiments",
     data=("multimnist",),
 )

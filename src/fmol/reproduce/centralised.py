@@ -93,6 +93,6 @@ CENTRALISED = Experiment(
     f"{BATCH} samples of each client, as FSMGDA does. Local and central step size 0.1.",
     (_trials,),
     _conclude,
-    cost="small 56 s on one CPU core; in full some minutes on an H200, not timed as a whole",
+    cost="small 31 s on two CPU cores; in full some minutes on an H200, not timed as a whole",
     data=("multimnist",),
 )

@@ -81,6 +81,6 @@ CLIENTS = Experiment(
     "gradient steps.",
     (_trials,),
     _conclude,
-    cost="small 66 s on one CPU core; in full about 2 min on an H200 (1.2 s a round)",
+    cost="small 36 s on two CPU cores; in full about 2 min on an H200 (1.2 s a round)",
     data=("multimnist",),
 )

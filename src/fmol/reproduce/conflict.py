@@ -249,7 +249,7 @@ CONFLICT = Experiment(
     "is also what has not been learnt yet.",
     (_trials,),
     _conclude,
-    cost="small 67 s on one CPU core; in full about 15 min on a busy CPU core and some on an H200",
+    cost="small 51 s on two CPU cores; in full about 15 min on a busy CPU core and some on an H200",
     seeds=3,
     small_seeds=1,
     data=("multimnist", "shoppers", "adult"),

@@ -120,7 +120,7 @@ HETEROGENEITY = Experiment(
     "those at the clients; what a client gains is measured on data of its own that are held out.",
     (_trials,),
     _conclude,
-    cost="small 134 s on a busy CPU core; in full 14 min there",
+    cost="small 85 s on two CPU cores; in full 14 min on a busy one",
     seeds=3,
     small_seeds=1,
     data=("river-flow", "shoppers"),

@@ -287,7 +287,7 @@ LOCAL_STEPS = Experiment(
     (_tuning, _trials),
     _conclude,
     partial=True,
-    cost="small 69 s on one CPU core; in full not timed yet",
+    cost="small 40 s on two CPU cores; in full not timed yet",
     seeds=5,
     small_seeds=1,
     data=("multimnist",),

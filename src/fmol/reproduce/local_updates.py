@@ -66,6 +66,6 @@ LOCAL_UPDATES = Experiment(
     READING + " K counts gradient steps; FSMGDA with batches of 64, i.i.d. clients.",
     (_trials,),
     _conclude,
-    cost="small 24 s on one CPU core; in full 4.3 min on an H200 with eight other experiments",
+    cost="small 10 s on two CPU cores; in full 4.3 min on an H200 with eight other experiments",
     data=("multimnist",),
 )

@@ -54,7 +54,7 @@ RATES = Experiment(
     "`fmol rates` is the same by itself, and docs/theory.md explains it.",
     (),
     _conclude,
-    cost="small 42 s on a busy CPU core; in full 13 minutes there",
+    cost="small 39 s on two CPU cores; in full 13 min on a busy one",
     seeds=5,
     small_seeds=3,
 )

@@ -128,7 +128,7 @@ RIVER_FLOW = Experiment(
     "of the settings beside it.",
     (_trials,),
     _conclude,
-    cost="small 99 s on a busy CPU core; in full about half an hour on a busy CPU core",
+    cost="small 64 s on two CPU cores; in full about half an hour on a busy CPU core",
     data=("river-flow",),
     small_data=("river-flow",),
     small_seeds=1,

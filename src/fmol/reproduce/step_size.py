@@ -60,6 +60,6 @@ STEP_SIZE = Experiment(
     + f" M = 5, K = 10 gradient steps, η_t = 0.1, {LABELS[PARTITION]}; FSMGDA with batches of 64.",
     (_trials,),
     _conclude,
-    cost="small 52 s on one CPU core; in full 2.8 min on an H200 with eight other experiments",
+    cost="small 22 s on two CPU cores; in full 2.8 min on an H200 with eight other experiments",
     data=("multimnist",),
 )
