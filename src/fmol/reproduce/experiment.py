@@ -73,6 +73,8 @@ class Cell:
 
     values: tuple[float, ...]
     paper: float | None = None
+    infinite: str = "never"
+    """What is said where no seed has a finite number."""
 
     @property
     def mean(self) -> float:
@@ -90,7 +92,7 @@ class Cell:
         if all(map(math.isnan, self.values)):
             text = "–"
         elif not reached:
-            text = "never"
+            text = self.infinite
         elif len(reached) < len(self.values):
             text = f"{fmean(reached):.3g} in {len(reached)} of {len(self.values)}"
         else:

@@ -76,7 +76,10 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
             means[k, batch] = [fmean(final_loss(run, site) for run in runs) for site in SITES]
             first = [losses_over_rounds(run, site)[0] for run in runs for site in SITES]
             rows[f"K = {k}, batch {batch}"] = [
-                Cell(tuple(fmean(final_loss(run, site) for site in SITES) for run in runs)),
+                Cell(
+                    tuple(fmean(final_loss(run, site) for site in SITES) for run in runs),
+                    infinite="diverged",
+                ),
                 Cell(
                     tuple(fmean(final_metric(run, site, "rmse") for site in SITES) for run in runs)
                 ),
