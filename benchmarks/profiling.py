@@ -47,9 +47,9 @@ def _on_device(seen: Any) -> Iterator[tuple[str, int, float]]:
     As they were recorded: torch's own tables of a round of large models take minutes to make.
     """
     for event in seen.profiler.kineto_results.events():
-        if event.device_type() == torch.autograd.DeviceType.CUDA:
-            if not event.is_user_annotation():
-                yield event.name(), 1, event.duration_ns() / 1e9
+        on_device = event.device_type() == torch.autograd.DeviceType.CUDA
+        if on_device and not event.is_user_annotation():
+            yield event.name(), 1, event.duration_ns() / 1e9
 
 
 def _on_cpu(seen: Any) -> Iterator[tuple[str, int, float]]:
