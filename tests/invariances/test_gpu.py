@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,17 @@ ALGORITHMS: list[Algorithm] = [
 ]
 
 
+def kept(**options: Any) -> tuple[list[VectorizedEngine], Callable[..., VectorizedEngine]]:
+    """A list, and what makes engines of these options and puts them into it."""
+    made: list[VectorizedEngine] = []
+
+    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
+        made.append(VectorizedEngine(*arguments, **options, **named))
+        return made[-1]
+
+    return made, engine
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 def test_a_cuda_device_gives_the_cpus_numbers(algorithm: Algorithm) -> None:
     problem = federation(
@@ -88,11 +100,7 @@ def test_lanes_side_by_side_on_the_device_give_the_cpus_numbers(
 )
 def test_a_round_as_one_graph_gives_the_cpus_numbers(algorithm: Algorithm) -> None:
     problem = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[12] * 4)
-    made: list[VectorizedEngine] = []
-
-    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
-        made.append(VectorizedEngine(*arguments, **named))
-        return made[-1]
+    made, engine = kept()
 
     cpu = fit(problem, algorithm, rounds=10, device="cpu")
     gpu = fit(problem, algorithm, rounds=10, device="cuda", engine=engine)
@@ -253,11 +261,7 @@ def test_a_graph_is_replayed_for_clients_made_when_asked_for() -> None:
     eager = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[12] * 4)
     ids = tuple(eager.population.ids())
     lazy = Federation(eager.model, eager.objectives, LazyPopulation(ids, eager.client))
-    made: list[VectorizedEngine] = []
-
-    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
-        made.append(VectorizedEngine(*arguments, **named))
-        return made[-1]
+    made, engine = kept()
 
     algorithm = FSMGDA(local_steps=3, batch_size=4)
     cpu = fit(eager, algorithm, rounds=6, device="cpu", evaluate="all")
@@ -268,11 +272,7 @@ def test_a_graph_is_replayed_for_clients_made_when_asked_for() -> None:
 
 def test_batches_of_unequal_sizes_are_replayed_as_a_graph() -> None:
     problem = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[5, 9, 12, 7])
-    made: list[VectorizedEngine] = []
-
-    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
-        made.append(VectorizedEngine(*arguments, **named))
-        return made[-1]
+    made, engine = kept()
 
     algorithm = FSMGDA(local_epochs=2, batch_size=4)
     cpu = fit(problem, algorithm, rounds=8, device="cpu", participation=Number(3))
@@ -310,11 +310,7 @@ def test_rounded_products_change_the_result_a_little(
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_rounded_products_are_no_reason_to_give_a_graph_up(precision: Any) -> None:
     problem = small_images(smooth_net(64), [8] * 4)
-    made: list[VectorizedEngine] = []
-
-    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
-        made.append(VectorizedEngine(*arguments, precision=precision, compile="never", **named))
-        return made[-1]
+    made, engine = kept(precision=precision, compile="never")
 
     algorithm = FSMGDA(local_steps=3, batch_size=4, local_lr=0.02, server_lr=0.02)
     result = fit(problem, algorithm, rounds=10, device="cuda", engine=engine)
@@ -413,11 +409,7 @@ def test_a_loss_that_counts_its_calls_keeps_steps_from_being_a_graph() -> None:
 def test_steps_in_which_rounding_grows_are_a_graph_all_the_same() -> None:
     """Hundreds of long steps: two ways of computing them end far apart, and neither is wrong."""
     problem = small_images(smooth_net(6), [8] * 4)
-    made: list[VectorizedEngine] = []
-
-    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
-        made.append(VectorizedEngine(*arguments, compile="never", **named))
-        return made[-1]
+    made, engine = kept(compile="never")
 
     algorithm = FSMGDA(local_steps=300, batch_size=4, local_lr=0.3, server_lr=0.01)
     result = fit(problem, algorithm, rounds=6, device="cuda", engine=engine)
