@@ -52,9 +52,10 @@ ALGORITHMS: list[Algorithm] = [
 def kept(**options: Any) -> tuple[list[VectorizedEngine], Callable[..., VectorizedEngine]]:
     """A list, and what makes engines of these options and puts them into it."""
     made: list[VectorizedEngine] = []
+    make = partial(VectorizedEngine, **options)
 
     def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
-        made.append(VectorizedEngine(*arguments, **options, **named))
+        made.append(make(*arguments, **named))
         return made[-1]
 
     return made, engine
