@@ -211,9 +211,15 @@ def test_no_rounds_at_all_is_a_run_too() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_runs_from_the_command_line(algorithm: str) -> None:
-    flags = ["--clients", "2", "--samples", "4", "--rounds", "1", "--algorithm", algorithm]
-    run_into("new", "quadratic", *flags)
+    flags = ["--clients", "2", "--samples", "16", "--rounds", "1", "--algorithm", algorithm]
+    run_into("new", "multidigits", *flags)  # It has the dense layers that FedLS is for.
     assert config_of("new")["algorithm"]["name"] == algorithm
+
+
+def test_an_algorithm_that_the_model_is_not_for_says_so() -> None:
+    result = run_into("new", "quadratic", "--rounds", "1", "--algorithm", "fedls", code=1)
+    assert "no trainable `nn.Linear`" in result.stderr
+    assert "Use FedAvg" in result.stderr
 
 
 def test_a_folder_that_is_not_empty_is_refused_and_loses_nothing(runs: Path) -> None:
@@ -1029,7 +1035,7 @@ def completions(line: str) -> list[str]:
         ("fmol run quadratic --part", ["--participation"]),
         ("fmol run quadratic --server-lr cos", ["cosine"]),
         ("fmol run quadratic --participation ", ["everyone", "fraction", "number", "stratified"]),
-        ("fmol run quadratic --algorithm fed", ["fedavg"]),
+        ("fmol run quadratic --algorithm fed", ["fedavg", "fedls"]),
         ("fmol run quadratic --norm", ["--normalize"]),
         ("fmol run quadratic --algorithm fedavg --norm", []),
         ("fmol sweep quadratic --ang", ["--angle"]),
