@@ -26,10 +26,11 @@ format: .venv/installed
 	$(PY) -m ruff format .
 
 bench: .venv/bench
-	$(PY) benchmarks/solver.py
-	$(PY) benchmarks/rules.py
-	$(PY) benchmarks/engines.py
-	$(PY) benchmarks/engines.py --growth
+	mkdir -p build/bench
+	$(PY) benchmarks/solver.py --out build/bench/solver.json
+	$(PY) benchmarks/rules.py --out build/bench/rules.json
+	$(PY) benchmarks/engines.py --out build/bench/engines.json
+	$(PY) benchmarks/engines.py --growth --out build/bench/growth.json
 
 # The stamps make the second run quick: pip is asked only when what it reads has changed.
 .venv/installed: pyproject.toml constraints.txt

@@ -117,10 +117,11 @@ def measure(
 ) -> dict[str, Any]:
     """What a round of this work costs each of `names`; one that disagrees is not timed."""
     federation = workload.federation()
-    flops = workload.flops(federation)
+    flops, moved = workload.flops(federation), workload.bytes(federation)
     start = federation.layout.flatten(dict(federation.model.named_parameters()))
     results: dict[str, dict[str, Any]] = {}
-    row = {"flops": flops, "parameters": len(start), "lanes": workload.lanes, "engines": results}
+    row = {"flops": flops, "bytes": moved, "parameters": len(start), "lanes": workload.lanes}
+    row["engines"] = results
     right: Tensor | None = None
     # JAX keeps the GPU memory that it once had, so there it comes when the others are done.
     last = [name for name in names if name == "jax" and device.type == "cuda"]
@@ -146,6 +147,7 @@ def measure(
                 "seconds": median,
                 "all_seconds": seconds,
                 "flops_per_second": flops / median,
+                "bytes_per_second": moved / median,
             }
         for name, round in rounds.items():
             if not profile or name not in OURS:
@@ -284,6 +286,10 @@ TABLES: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         lambda result: seconds_text(result["first_seconds"] + (RUN - 1) * result["seconds"]),
     ),
     ("GFLOP/s", lambda result: f"{result['flops_per_second'] / 1e9:.4g}"),
+    (
+        "GB/s, of what the plain loop's operations read and write",
+        lambda result: f"{result['bytes_per_second'] / 1e9:.4g}",
+    ),
     ("peak memory", lambda result: f"{result['peak_bytes'] / 2**20:.0f} MiB"),
     ("difference from the plain loop's step", lambda result: f"{result['difference']:.0e}"),
 ]

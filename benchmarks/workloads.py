@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fmol import FSMGDA, Client, Federation, Objective
@@ -52,12 +55,46 @@ class Workload:
 
     def flops(self, federation: Federation) -> int:
         """Of a round's local steps: one step of one lane, counted, times lanes and steps."""
+        with FlopCounterMode(display=False) as counter:
+            self._take_a_step(federation)
+        return counter.get_total_flops() * self.lanes * self.steps
+
+    def bytes(self, federation: Federation) -> int:
+        """The same of what each operation by itself reads and writes: fused ones move less."""
+        with ByteCounter() as counter:
+            self._take_a_step(federation)
+        return counter.total * self.lanes * self.steps
+
+    def _take_a_step(self, federation: Federation) -> None:
         client = federation.client(federation.population.ids()[0])
         inputs, targets = (part[: self.batch] for part in client.data)
-        with FlopCounterMode(display=False) as counter:
-            federation.objectives[0].loss(federation.model(inputs), targets).mean().backward()
+        federation.objectives[0].loss(federation.model(inputs), targets).mean().backward()
         federation.model.zero_grad()
-        return counter.get_total_flops() * self.lanes * self.steps
+
+
+class ByteCounter(TorchDispatchMode):
+    """Counts the bytes of every operation's tensors, in and out; views move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        before, after = _storages((args, kwargs)), _storages(found)
+        if not (after.keys() <= before.keys() and not func._schema.is_mutable):
+            self.total += sum(before.values()) + sum(after.values())
+        return found
+
+
+def _storages(nest: Any) -> dict[int, int]:
+    """Where the tensors of a nest lie, and how many bytes each looks at."""
+    leaves = [leaf for leaf in tree_leaves(nest) if isinstance(leaf, Tensor)]
+    return {
+        leaf.untyped_storage().data_ptr(): leaf.numel() * leaf.element_size() for leaf in leaves
+    }
 
 
 def workloads() -> list[Workload]:
