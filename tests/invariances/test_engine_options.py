@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fmol import FSMGDA, Client, FedAvg, Federation, LazyPopulation, Objective, fit
-from fmol.engines import AutoEngine, SequentialEngine, VectorizedEngine, lanes, make_engine, worker
+from fmol.engines import (
+    AutoEngine,
+    SequentialEngine,
+    VectorizedEngine,
+    lanes,
+    make_engine,
+    vectorized,
+    worker,
+)
+from fmol.engines.convolutions import _last
 from fmol.engines.schedule import BatchTables, Draw
 from fmol.engines.seam import Ask, Lane, LocalConfig
 from fmol.layout import FlatModel
@@ -335,6 +344,24 @@ def test_chunks_are_alike_where_clients_are(clients: int, in_flight: int, sizes:
     assert [len(chunk) for chunk in engine._chunks(asks)] == sizes
 
 
+def test_lanes_in_flight_on_a_cpu_keep_to_a_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = federation([("a", "b")] * 6, sizes=[6] * 6, names=("a", "b"))
+    taken: list[int] = []
+
+    class Counting(VectorizedEngine):
+        def _steps(self, jobs: Any, pool: Any) -> Any:
+            taken.append(len(jobs))
+            return super()._steps(jobs, pool)
+
+    algorithm = FSMGDA(local_steps=2, batch_size=4)
+    one = fit(problem, algorithm, rounds=1, device="cpu", engine=Counting)
+    assert taken == [12]
+    monkeypatch.setattr(vectorized, "MOST_ON_CPU", 1)
+    other = fit(problem, algorithm, rounds=1, device="cpu", engine=Counting)
+    assert taken[1:] == [1] * 12
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
+
+
 def test_the_engines_options_reach_it_through_auto() -> None:
     problem, algorithm = federation(held_out=data(8, seed=5)), FSMGDA(local_steps=2, batch_size=4)
     engine = partial(AutoEngine, precision="bf16", lanes_in_flight=2, compile="never")
@@ -348,14 +375,15 @@ def test_the_engines_options_reach_it_through_auto() -> None:
 class Viewing(nn.Module):
     """A network that looks at its features with `view`, as many do."""
 
-    def __init__(self, **pooling: Any) -> None:
+    def __init__(self, channels: int, **pooling: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second = nn.Conv2d(2, 5, 3, padding=1), nn.Conv2d(5, 6, 3, stride=2)
+        self.first = nn.Conv2d(channels, 5, 3, padding=1)
+        self.second = nn.Conv2d(5, 6, 3, stride=2)
         self.pooling = pooling
         self.head = nn.LazyLinear(2)
         self.double()
-        self(torch.zeros(1, 2, 11, 10, dtype=torch.float64))
+        self(torch.zeros(1, channels, 11, 10, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.max_pool2d(torch.tanh(self.first(x)), **self.pooling)
@@ -374,9 +402,9 @@ class Viewing(nn.Module):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("record_at", [3, 40])
+@pytest.mark.parametrize(("record_at", "channels"), [(3, 2), (40, 1)])
 def test_poolings_and_views_of_images_are_computed_side_by_side(
-    pooling: dict[str, Any], record_at: int, monkeypatch: pytest.MonkeyPatch
+    pooling: dict[str, Any], record_at: int, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lanes, "RECORD_AT", record_at)
     generator = torch.Generator().manual_seed(1)
@@ -384,7 +412,7 @@ def test_poolings_and_views_of_images_are_computed_side_by_side(
         Client(
             f"c{i}",
             (
-                torch.randn(7, 2, 11, 10, generator=generator, dtype=torch.float64),
+                torch.randn(7, channels, 11, 10, generator=generator, dtype=torch.float64),
                 torch.randn(7, 2, generator=generator, dtype=torch.float64),
             ),
             ("a", "b"),
@@ -392,9 +420,16 @@ def test_poolings_and_views_of_images_are_computed_side_by_side(
         for i in range(3)
     ]
     objectives = [Objective("a", squared_error(0)), Objective("b", squared_error(1))]
-    problem = Federation(Viewing(**pooling), objectives, clients)
+    problem = Federation(Viewing(channels, **pooling), objectives, clients)
     algorithm = FSMGDA(local_steps=3, batch_size=4)
     one = fit(problem, algorithm, rounds=4, device="cpu")
     other = fit(problem, algorithm, rounds=4, device="cpu", engine="vectorized")
     assert not any("one by one" in note for report in other.reports for note in report.notes)
     assert relative(flat(other.model), flat(one.model)) < 1e-10
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_with_channels_last_are_taken_for_such(channels: int) -> None:
+    images = _last(torch.randn(4, 2, channels, 6, 5))[1]
+    out = torch.conv2d(images, torch.randn(3, channels, 2, 2))
+    assert out.is_contiguous(memory_format=torch.channels_last)

@@ -353,7 +353,11 @@ class _LoopConv2d(torch.autograd.Function):
 
 def _last(x: Tensor) -> Tensor:
     """The same images `[…, C, h, w]`, in memory with channels last; a view where they are so."""
-    return x.movedim(-3, -1).contiguous().movedim(-1, -3)
+    last = x.movedim(-3, -1).contiguous().movedim(-1, -3)
+    if x.shape[-3] > 1:
+        return last
+    # Of a single channel both orders are the same: it is taken for the one that its strides say.
+    return last.as_strided(last.shape, (*last.stride()[:-3], 1, *last.stride()[-2:]))
 
 
 def _stack_last(parts: Sequence[Tensor]) -> Tensor:

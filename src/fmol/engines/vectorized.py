@@ -38,6 +38,9 @@ MOST_LANES = 4096
 """More at a time win nothing."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
+MOST_ON_CPU = 2**27
+"""Bytes that lanes in flight take on a CPU. Beyond it every step is new memory from the system, and far
+from any cache: LeNet in batches of 64 and 256 is 1.2 to 1.5 times as fast within it."""
 
 
 class VectorizedEngine(SequentialEngine):
@@ -275,7 +278,10 @@ class VectorizedEngine(SequentialEngine):
             fit = 0
             for worker in self._workers:
                 worker.lane_bytes = each
-                fit += max(1, int(MEMORY_SHARE * free_memory(worker.device) / each))
+                room = MEMORY_SHARE * free_memory(worker.device)
+                if worker.device.type == "cpu":
+                    room = min(room, MOST_ON_CPU)
+                fit += max(1, int(room / each))
             self._limits[key] = min(MOST_LANES, fit)
         return self._limits[key]
 
