@@ -92,30 +92,26 @@ def evaluate(
     tallies = {k: _Tally(isinstance(f, WholeSet)) for k, f in functions.items()}
     kept: list[tuple[Any, Any]] = []
     n = len(samples)
-    model.module.eval()
-    try:
-        with torch.no_grad():
-            for start in range(0, n, batch_size):
-                stop = min(start + batch_size, n)
-                inputs, targets = samples.span(start, stop)
-                outputs = model(inputs)
-                for (objective, name), function in functions.items():
-                    tally = tallies[objective, name]
-                    if not tally.whole_set:
-                        what = f"the {name} of objective `{objective}`"
-                        tally.add(function(outputs, targets), stop - start, what)
-                if any(tally.whole_set for tally in tallies.values()):
-                    kept.append((outputs, targets))
-            if kept:
-                first = next(k for k in functions if tallies[k].whole_set)
-                what = f"the {first[1]} of objective `{first[0]}`"
-                outputs, targets = kept[0] if len(kept) == 1 else _join(kept, what)
-                for k, function in functions.items():
-                    if tallies[k].whole_set:
-                        what = f"the {k[1]} of objective `{k[0]}`"
-                        tallies[k].set(_number(function(outputs, targets), what), n)
-    finally:
-        model.module.train()
+    with model.mode(training=False), torch.no_grad():
+        for start in range(0, n, batch_size):
+            stop = min(start + batch_size, n)
+            inputs, targets = samples.span(start, stop)
+            outputs = model(inputs)
+            for (objective, name), function in functions.items():
+                tally = tallies[objective, name]
+                if not tally.whole_set:
+                    what = f"the {name} of objective `{objective}`"
+                    tally.add(function(outputs, targets), stop - start, what)
+            if any(tally.whole_set for tally in tallies.values()):
+                kept.append((outputs, targets))
+        if kept:
+            first = next(k for k in functions if tallies[k].whole_set)
+            what = f"the {first[1]} of objective `{first[0]}`"
+            outputs, targets = kept[0] if len(kept) == 1 else _join(kept, what)
+            for k, function in functions.items():
+                if tallies[k].whole_set:
+                    what = f"the {k[1]} of objective `{k[0]}`"
+                    tallies[k].set(_number(function(outputs, targets), what), n)
     scores: dict[str, dict[str, Score]] = {}
     for (objective, name), tally in tallies.items():
         scores.setdefault(objective, {})[name] = tally.score()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import fnmatch
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -157,6 +158,22 @@ class FlatModel:
     def _refresh(self) -> None:
         for parameter, view in self._narrow:
             parameter.data.copy_(view)
+
+    @contextmanager
+    def mode(self, *, training: bool) -> Iterator[None]:
+        """Within it the module is in training mode, or in evaluation mode.
+
+        Nobody else changes it, so that its first flag tells: going through all layers of a small
+        network takes as long as many of its steps.
+        """
+        before = self.module.training
+        if before is not training:
+            self.module.train(training)
+        try:
+            yield
+        finally:
+            if self.module.training is not before:
+                self.module.train(before)
 
     def __call__(self, inputs: Any) -> Any:
         return self.module(**inputs) if isinstance(inputs, Mapping) else self.module(inputs)

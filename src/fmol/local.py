@@ -112,7 +112,6 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     local, model = ask.local, site.model
     assert local is not None
     model.load(ask.x)
-    model.module.train(local.training)
     descent = Descent(torch.zeros_like(model.x), correction=correction_of(ask, lane.slot, site))
     velocity: Tensor | None = None
     moving = model.layout.moving(local.trained, model.x)
@@ -120,35 +119,35 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     order = batches(
         len(site.samples), local, seed=site.seed, round=ask.round, client=site.client.id
     )
-    for k, indices in enumerate(order):
-        loss = mixture_loss(site, lane.mixture, indices, descent.masked)
-        if loss is None:
-            continue  # Nobody in this batch has a label: a step that does not move.
-        direction = model.gradient(loss)
-        if moving is not None:
-            direction *= moving
-        if local.clip_norm is not None:
-            norm = torch.linalg.vector_norm(direction)
-            direction *= (local.clip_norm / norm.clamp(min=local.clip_norm)).to(direction.dtype)
-        if local.weight_decay:
-            direction.add_(model.x, alpha=local.weight_decay)
-        if local.proximal:
-            direction.add_(model.x - ask.x, alpha=local.proximal)
-        if local.momentum:
-            velocity = (
-                direction if velocity is None else velocity.mul_(local.momentum).add_(direction)
-            )
-            direction = velocity
-        if descent.correction is not None:
-            # After momentum, which would multiply it; and not in place, which would change momentum.
-            direction = direction + descent.correction
-        if moving is not None:  # What was added to the gradient moves nothing else either.
-            direction = direction * moving
-        descent.delta += direction
-        descent.moved += 1
-        if k + 1 < steps:  # The last iterate is never looked at.
-            model.step(direction, local.lr)
-    model.module.train()
+    with model.mode(training=local.training):
+        for k, indices in enumerate(order):
+            loss = mixture_loss(site, lane.mixture, indices, descent.masked)
+            if loss is None:
+                continue  # Nobody in this batch has a label: a step that does not move.
+            direction = model.gradient(loss)
+            if moving is not None:
+                direction *= moving
+            if local.clip_norm is not None:
+                norm = torch.linalg.vector_norm(direction)
+                direction *= (local.clip_norm / norm.clamp(min=local.clip_norm)).to(direction.dtype)
+            if local.weight_decay:
+                direction.add_(model.x, alpha=local.weight_decay)
+            if local.proximal:
+                direction.add_(model.x - ask.x, alpha=local.proximal)
+            if local.momentum:
+                velocity = (
+                    direction if velocity is None else velocity.mul_(local.momentum).add_(direction)
+                )
+                direction = velocity
+            if descent.correction is not None:
+                # After momentum, which would multiply it; not in place, which would change momentum.
+                direction = direction + descent.correction
+            if moving is not None:  # What was added to the gradient moves nothing else either.
+                direction = direction * moving
+            descent.delta += direction
+            descent.moved += 1
+            if k + 1 < steps:  # The last iterate is never looked at.
+                model.step(direction, local.lr)
     if local.accumulate == "mean":
         descent.delta /= steps
     return descent

@@ -349,3 +349,42 @@ def test_a_buffer_that_was_written_can_be_told() -> None:
     after = flat.buffer_versions()
     assert before["calls"] != after["calls"]
     assert before["table"] == after["table"]
+
+
+# ---- modes -----------------------------------------------------------------------------------
+
+
+class Counting(nn.Sequential):
+    """Counts how often its layers are gone through."""
+
+    changes = 0
+
+    def train(self, mode: bool = True) -> Counting:
+        self.changes += 1
+        super().train(mode)
+        return self
+
+
+def test_a_mode_holds_for_all_layers_and_ends_with_its_block_whatever_happens() -> None:
+    flat = FlatModel(nn.Sequential(nn.Linear(2, 2), nn.Dropout()), CPU)
+    with flat.mode(training=False):
+        assert not any(layer.training for layer in flat.module.modules())
+        with flat.mode(training=True):
+            assert all(layer.training for layer in flat.module.modules())
+        assert not any(layer.training for layer in flat.module.modules())
+    with pytest.raises(ZeroDivisionError), flat.mode(training=False):
+        1 / 0  # noqa: B018
+    assert all(layer.training for layer in flat.module.modules())
+
+
+def test_layers_are_gone_through_only_where_their_mode_changes() -> None:
+    module = Counting(nn.Linear(2, 2))
+    flat = FlatModel(module, CPU)
+    assert isinstance(flat.module, Counting)
+    before = flat.module.changes
+    with flat.mode(training=True):
+        pass
+    assert flat.module.changes == before
+    with flat.mode(training=False):
+        pass
+    assert flat.module.changes == before + 2

@@ -171,18 +171,19 @@ class InputMoments:
 
     def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
         lanes = [lane for lane in ask.lanes if lane.slot in reply.deltas]
-        site.model.module.eval()
-        try:
-            with own_stream(ask, "moments", site), pure_forward(site), full_precision():
-                weights = self._weights(ask, lanes, site)
-                extra = {
-                    MOMENTS + lane.slot: self._moments(
-                        site, _end(ask, reply.deltas[lane.slot], site), weights[lane.slot]
-                    )
-                    for lane in lanes
-                }
-        finally:
-            site.model.module.train()
+        with (
+            site.model.mode(training=False),
+            own_stream(ask, "moments", site),
+            pure_forward(site),
+            full_precision(),
+        ):
+            weights = self._weights(ask, lanes, site)
+            extra = {
+                MOMENTS + lane.slot: self._moments(
+                    site, _end(ask, reply.deltas[lane.slot], site), weights[lane.slot]
+                )
+                for lane in lanes
+            }
         return replace(reply, extra={**reply.extra, **extra})
 
     def server(self, reply: Reply, ask: Ask) -> Reply:

@@ -540,13 +540,9 @@ def batch_dependent(model: FlatModel, inputs: Any) -> bool:
     """
     size = tree_leaves(inputs)[0].shape[0]
     half = max(1, size // 2)
-    model.module.eval()
-    try:
-        with torch.no_grad():
-            together = tree_leaves(model(inputs))
-            alone = tree_leaves(model(tree_map(itemgetter(slice(half)), inputs)))
-    finally:
-        model.module.train()
+    with model.mode(training=False), torch.no_grad():
+        together = tree_leaves(model(inputs))
+        alone = tree_leaves(model(tree_map(itemgetter(slice(half)), inputs)))
     return any(
         a.shape[:1] != (half,) or b.shape[:1] != (size,) or not _close(a, b[:half])
         for a, b in zip(alone, together, strict=True)

@@ -73,8 +73,7 @@ def _try_lanes(
     starts = torch.stack([ask.x, ask.x * 1.01])
     # Where products are rounded, the two ways round differently.
     rough = model.step_dtype is not None
-    model.module.eval()
-    try:
+    with model.mode(training=False):
         outputs = _repeat(model(one.inputs))
         with torch.no_grad():
             for name in site.client.objectives:
@@ -96,8 +95,6 @@ def _try_lanes(
             off = float((mine - want).norm())
             if not off <= (0.1 if rough else 1e-3) * float(want.norm()) + 1e-9:
                 raise ValueError(f"its gradients come out otherwise, by {off:.1e}")
-    finally:
-        model.module.train()
 
 
 def lane_bytes(ask: Ask, site: Site, gradients: LaneGradients, width: int) -> int:

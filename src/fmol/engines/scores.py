@@ -70,16 +70,12 @@ def _outputs(
         rows = torch.cat([torch.arange(start, start + n) for start, n in spans]).to(pool.device)
     total = pool.total if rows is None else len(rows)
     parts, targets = [], []
-    model.module.eval()
-    try:
-        with torch.no_grad():
-            for start in range(0, total, batch_size):
-                stop = min(start + batch_size, total)
-                batch = pool.span(start, stop) if rows is None else pool.gather(rows[start:stop])
-                parts.append(model(batch[0]))
-                targets.append(batch[1])
-    finally:
-        model.module.train()
+    with model.mode(training=False), torch.no_grad():
+        for start in range(0, total, batch_size):
+            stop = min(start + batch_size, total)
+            batch = pool.span(start, stop) if rows is None else pool.gather(rows[start:stop])
+            parts.append(model(batch[0]))
+            targets.append(batch[1])
     return _join(parts), _join(targets)
 
 

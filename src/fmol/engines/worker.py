@@ -100,14 +100,11 @@ class LaneWorker:
             starts = torch.stack([job.ask.x.to(self.device) for job in jobs])
         correction = _corrections(jobs, starts)
         rates = _step_sizes(jobs, starts)
-        self.model.module.train(local.training)
         name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
         device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-        try:
-            with device, rng.torch_stream(self.device, self._seed, *name):
-                delta, moved = self._take(schedule, pulls, local, rates, starts, pool, correction)
-        finally:
-            self.model.module.train()
+        stream = rng.torch_stream(self.device, self._seed, *name)
+        with device, stream, self.model.mode(training=local.training):
+            delta, moved = self._take(schedule, pulls, local, rates, starts, pool, correction)
         if local.accumulate == "mean":
             counts = [step_count(local, len(job.site.samples)) for job in jobs]
             delta /= torch.tensor(counts, device=self.device)[:, None]
