@@ -16,7 +16,14 @@ from click.testing import CliRunner
 from fmol import lockstep
 from fmol.cli.commands import fmol
 from fmol.record import RunRecord
-from fmol.reproduce import EXPERIMENTS, RESULTS, missing_data, plan_runs, reproduce
+from fmol.reproduce import (
+    EXPERIMENTS,
+    RESULTS,
+    local_steps,
+    missing_data,
+    plan_runs,
+    reproduce,
+)
 from fmol.reproduce.charts import write_charts
 from fmol.reproduce.experiment import (
     Cell,
@@ -369,6 +376,19 @@ def test_the_command_lists_experiments_and_asks_for_one() -> None:
     asked = CliRunner().invoke(fmol, ["reproduce"])
     assert asked.exit_code == 2
     assert "name one experiment, or give --all" in asked.output
+
+
+def test_methods_choose_from_as_many_steps_that_are_as_long_for_each_objective() -> None:
+    size = Size(small=False, seeds=5)
+    choices = {name: local_steps._choices(size, name) for name in local_steps.METHODS}
+    assert {len(each) for each in choices.values()} == {5}
+    plain = choices["plain"]
+    for name, told in local_steps.METHODS.items():
+        momentum = float(told.get("local_momentum", 0.0))
+        share = 0.5 if told["name"] in ("fedavg", "fedls") else 1.0
+        longer = 2.0 if momentum else 1.0  # Ten steps in one, a fifth as long each.
+        own = [(share / (1 - momentum) * a, share / (1 - momentum) * b) for a, b in choices[name]]
+        assert own == [pytest.approx((longer * a, longer * b)) for a, b in plain], name
 
 
 def test_more_local_steps_need_fewer_rounds(tmp_path: Path) -> None:

@@ -74,8 +74,11 @@ STEPS: Sequence[tuple[float, float]] = (
     (0.1, 0.1), (0.1, 0.2), (0.05, 0.1), (0.05, 0.05), (0.2, 0.2),
 )  # fmt: skip
 """(η_L, η_t) that each method may choose from, by one run of a seed that is used for nothing else."""
-HEAVY_STEPS = 0.2
-"""How many times as long these are with local momentum, which makes ten steps of one."""
+MIXED = ("fedavg", "fedls")
+"""Algorithms whose lanes descend the mean of the two objectives: half as far for each."""
+MIXED_STEPS, HEAVY_STEPS = 2.0, 0.2
+"""How many times as long these are for such a mean, so that they are as long for each objective, and
+with local momentum, which makes ten steps of one."""
 TUNING_SEED = 1000
 BASELINES = ("FedAvg", "FedAvg, local momentum", "plain", "local momentum")
 """FedAvg and FSMGDA as they are, with local momentum where that is better."""
@@ -132,10 +135,12 @@ def _trial(
 
 
 def _choices(size: Size, method: str) -> Sequence[tuple[float, float]]:
+    told = METHODS[method]
+    times = (MIXED_STEPS if told["name"] in MIXED else 1.0) * (
+        HEAVY_STEPS if "local_momentum" in told else 1.0
+    )
     steps = STEPS[:2] if size.small else STEPS
-    if "local_momentum" not in METHODS[method]:
-        return steps
-    return [(round(HEAVY_STEPS * one, 4), round(HEAVY_STEPS * two, 4)) for one, two in steps]
+    return [(round(times * one, 4), round(times * two, 4)) for one, two in steps]
 
 
 def _tuning(size: Size, done: Records | None) -> Sequence[Trial]:
@@ -279,11 +284,11 @@ LOCAL_STEPS = Experiment(
     + " K counts local epochs in batches of 16: read as gradient steps, the paper's numbers are out "
     "of reach of any step size near 0.1. The paper's non-i.i.d. cells stand beside the left digit's "
     "shards, since its right task is untouched by them. Every method may choose its step sizes from "
-    f"the same {len(STEPS)} pairs ({HEAVY_STEPS:g} times them with local momentum), by one run each of "
-    "half as many rounds with a seed that is used for nothing else; these end when one of them is at "
-    "the target, and where none is, the lowest losses over all their rounds decide. A run is given up "
-    "where a loss is more than twice the first one in five rounds running, and counts as one that "
-    "never got there.",
+    f"the same {len(STEPS)} pairs ({MIXED_STEPS:g} times them where a lane descends the mean of both "
+    f"objectives, {HEAVY_STEPS:g} times with local momentum), by one run each of half as many rounds "
+    "with a seed that is used for nothing else; these end when one of them is at the target, and where "
+    "none is, the lowest losses over all their rounds decide. A run is given up where a loss is more "
+    "than twice the first one in five rounds running, and counts as one that never got there.",
     (_tuning, _trials),
     _conclude,
     partial=True,
