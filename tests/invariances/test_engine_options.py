@@ -323,6 +323,53 @@ def test_lanes_that_are_no_numbers_say_nothing() -> None:
     assert not _gradients().explains(other, lost, starts)
 
 
+@pytest.mark.parametrize("what", [torch.nan, torch.inf])
+def test_lanes_that_should_be_numbers_are_not_excused(what: float) -> None:
+    starts = torch.ones(3, 4)
+    found = 2 * starts
+    found[1] = what
+    assert not _gradients().explains(found, lambda x: 2 * x, starts)
+
+
+def test_a_wrong_lane_is_seen_beside_one_that_is_much_longer() -> None:
+    right = torch.ones(3, 4)
+    wrong = right.clone()
+    wrong[0] *= 3
+    right[1] = wrong[1] = 1e6
+    assert not _gradients().same(wrong, right)
+    assert not _gradients().explains(wrong, lambda x: right, torch.ones(3, 4))
+
+
+def test_what_rounding_leaves_of_a_lane_that_is_solved_is_not_compared() -> None:
+    right = torch.ones(3, 4)
+    right[0] = 1e-9
+    other = right.clone()
+    other[0] = 2e-9
+    assert _gradients().same(other, right)
+
+
+def _root_mean_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).mean().sqrt()
+
+
+def test_a_loss_of_sets_is_right_for_sets_of_any_size_however_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "RECORD_AT", 2)
+    generator = torch.Generator().manual_seed(1)
+    clients = []
+    for i, n in enumerate([10, 9, 7]):
+        x = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+        clients.append(Client(f"c{i}", (x, i + x.sum(1, keepdim=True)), ("a",)))
+    problem = Federation(
+        nn.Linear(4, 1, dtype=torch.float64), [Objective("a", _root_mean_square)], clients
+    )
+    algorithm = FSMGDA(local_epochs=3, batch_size=4, local_lr=0.05, server_lr=0.05)
+    one = fit(problem, algorithm, rounds=4, device="cpu")
+    other = fit(problem, algorithm, rounds=4, device="cpu", engine="vectorized")
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
+
+
 # ---- chunks ----------------------------------------------------------------------------------
 
 

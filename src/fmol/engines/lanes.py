@@ -55,6 +55,8 @@ does to the first of them has grown beyond comparing after hundreds."""
 NUDGE, NUDGED = 1e-6, 10.0
 """A change of the size of rounding, relative to parameters, and how many times what it does to the
 steps rounding may do."""
+FAINT = 1e-3
+"""How long a lane's gradient is taken to be at least, beside the median, where two are compared."""
 MOST_RECORDED = 32
 """Shapes that are recorded; where cohorts are ever new ones, later shapes are computed as they come."""
 
@@ -289,6 +291,8 @@ class LaneGradients:
         self._moving: dict[str, Tensor | None] = {}
         self.masked: set[str] = set()
         """Objectives whose loss marks which samples have a label."""
+        self._of_sets: set[str] = set()
+        """Objectives whose loss is one number for a set of samples."""
 
     def __call__(
         self, X: Tensor, pulls: Sequence[Pull], batch: Batch
@@ -298,6 +302,8 @@ class LaneGradients:
         batched = [self._batched(pull.objective.name) for pull in pulls]
         leaves, spec = tree_flatten((batch.inputs, batch.targets))
         if not all(batched) or not all(isinstance(leaf, Tensor) for leaf in leaves):
+            return self._compute(X, pulls, batch)
+        if self.goes_by_sizes(pulls, batch.own is None):
             return self._compute(X, pulls, batch)
         key = self._key(X, pulls, batch, leaves, spec)
         self._uses[key] = self._uses.get(key, 0) + 1
@@ -319,13 +325,20 @@ class LaneGradients:
                 return fresh
         return results[0], results[1] if len(results) > 1 else None
 
+    def goes_by_sizes(self, pulls: Sequence[Pull], even: bool) -> bool:
+        """Whether steps look at how many samples each lane has, which is no tensor: what is recorded of
+        one is not right for another. So it is where a loss is of sets, and those are not `even`."""
+        return not even and any(pull.objective.name in self._of_sets for pull in pulls)
+
     def same(self, a: Tensor, b: Tensor) -> bool:
         """Whether two gradients `[L, d]`, or sums of them, are the same but for rounding: finite in the
-        same lanes, and near there."""
-        finite, other = (each.isfinite().all(1, keepdim=True) for each in (a, b))
-        off, length = torch.where(finite, a - b, 0).norm(), torch.where(finite, b, 0).norm()
-        near = off <= rounding(self._model.step_dtype) * length
-        return bool(near & (finite == other).all())
+        same lanes, and near in each."""
+        finite, other = (each.isfinite().all(1) for each in (a, b))
+        off, length = _lengths(a - b), _lengths(b)
+        # What is next to nothing beside the others is what rounding left of large terms.
+        usual = torch.where(finite & other, length, torch.nan).nanmedian()
+        near = off <= rounding(self._model.step_dtype) * torch.maximum(length, FAINT * usual)
+        return bool(((near | ~finite) & (finite == other)).all())
 
     def explains(self, found: Tensor, begin: Callable[[Tensor], Tensor], starts: Tensor) -> bool:
         """Whether `found` `[L, d]` is what `begin` makes of these starts, but for rounding.
@@ -340,12 +353,9 @@ class LaneGradients:
             return False
         wave = torch.cos(torch.arange(starts.shape[1], device=starts.device, dtype=starts.dtype))
         nudged = begin(starts * (1 + NUDGE * wave))
-        off, moved, length = (
-            torch.linalg.vector_norm(each, dim=1, dtype=torch.float64)
-            for each in (found - right, nudged - right, right)
-        )
+        off, moved, length = map(_lengths, (found - right, nudged - right, right))
         allowed = rounding(self._model.step_dtype) * length + NUDGED * moved
-        return bool(((off <= allowed) | ~(off + allowed).isfinite()).all())
+        return bool(((off <= allowed) | ~allowed.isfinite()).all())
 
     def compile(self, X: Tensor, pulls: Sequence[Pull], batch: Batch) -> bool:
         """Compiles steps of this shape, which takes a while; False where that cannot be done."""
@@ -424,7 +434,7 @@ class LaneGradients:
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             logger.info("a step could not be recorded, and is computed anew each time: %s", error)
             return None
-        return replay
+        return None if self.goes_by_sizes(pulls, batch.own is None) else replay
 
     def _compute(
         self, X: Tensor, pulls: Sequence[Pull], batch: Batch
@@ -463,8 +473,8 @@ class LaneGradients:
         if self._batched(pull.objective.name):
             try:
                 return pull_losses(pull, outputs, batch, batched=True)
-            except NotBatchedError:
-                pass  # One number for sets of different sizes: each by itself, then.
+            except NotBatchedError:  # One number for sets of different sizes: each by itself, then.
+                self._of_sets.add(pull.objective.name)
         return pull_losses(pull, outputs, batch, batched=False)
 
 
@@ -547,6 +557,11 @@ def batch_dependent(model: FlatModel, inputs: Any) -> bool:
         a.shape[:1] != (half,) or b.shape[:1] != (size,) or not _close(a, b[:half])
         for a, b in zip(alone, together, strict=True)
     ) or any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.module.modules())
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return found
 
 
 def _own(batch: Batch) -> tuple[Tensor, ...]:

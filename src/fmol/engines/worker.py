@@ -144,7 +144,8 @@ class LaneWorker:
             walk(steps, schedule, source)
             return steps
 
-        if self.device.type != "cuda" or self._draws or self.single_losses:
+        by_sizes = self.gradients.goes_by_sizes(pulls, schedule.even)
+        if self.device.type != "cuda" or self._draws or self.single_losses or by_sizes:
             steps = by_itself()
             return steps.delta, steps.moved
         stage = None
