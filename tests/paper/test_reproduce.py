@@ -8,6 +8,7 @@ import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +40,12 @@ from fmol.reproduce.experiment import (
     Table,
     Trial,
 )
-from fmol.reproduce.numbers import final_loss, losses_over_rounds, rounds_until
+from fmol.reproduce.numbers import (
+    final_loss,
+    losses_over_rounds,
+    rounds_until,
+    rounds_until_all,
+)
 from fmol.reproduce.section import REPORT
 from fmol.reproduce.trials import FAILED
 from fmol.result import Snapshot
@@ -389,6 +395,48 @@ def test_methods_choose_from_as_many_steps_that_are_as_long_for_each_objective()
         longer = 2.0 if momentum else 1.0  # Ten steps in one, a fifth as long each.
         own = [(share / (1 - momentum) * a, share / (1 - momentum) * b) for a, b in choices[name]]
         assert own == [pytest.approx((longer * a, longer * b)) for a, b in plain], name
+
+
+def _curve(left: list[float], right: list[float]) -> RunRecord:
+    """A run with these losses at `x_0, x_1, …`; nothing else of it is looked at."""
+    record: Any = SimpleNamespace(
+        reports=[
+            SimpleNamespace(losses={"left": a, "right": b})
+            for a, b in zip(left[:-1], right[:-1], strict=True)
+        ],
+        final=SimpleNamespace(round=len(left) - 1, losses={"left": left[-1], "right": right[-1]}),
+    )
+    return record  # type: ignore[no-any-return]
+
+
+def test_both_tasks_are_there_when_they_are_so_at_once() -> None:
+    run = _curve([1.0, 0.005, 0.02, 0.01], [1.0, 0.5, 0.005, 0.01])
+    assert [rounds_until(run, task, 0.01) for task in ("left", "right")] == [1, 2]
+    assert rounds_until_all(run, ["left", "right"], 0.01) == 3
+    assert rounds_until_all(run, ["left", "right"], 0.001) == math.inf
+
+
+def test_steps_whose_run_was_given_up_are_not_chosen() -> None:
+    size, k = Size(small=False, seeds=5), 20
+    steady = _curve(*([[2.3 * 0.88**t for t in range(21)]] * 2))
+    wild = _curve([2.3, 4.0, *[6.0] * 6], [2.3, 0.3, 0.05, 0.02, 0.005, 0.003, 0.002, 0.001])
+    assert local_steps._reached(size, steady, k) < local_steps._reached(size, wild, k)
+
+
+def test_fewer_rounds_are_claimed_only_where_they_are_so_in_every_seed() -> None:
+    slow = dict.fromkeys(local_steps.BASELINES, [40.0] * 5)
+
+    def claimed(fedls: list[float], **others: list[float]) -> bool:
+        rounds = {**slow, "FedLS": fedls, **others}
+        (claim,) = local_steps._fewer(rounds, 0.01, 20, "iid", 40)
+        return claim.holds
+
+    assert claimed([5, 6, 7, 8, 8])
+    assert not claimed([5, 6, 7, 8, 9])
+    assert not claimed([5, 6, 7, 8, math.inf])
+    assert claimed([8] * 5, FedAvg=[math.inf] * 5)
+    assert not claimed([8] * 5, FedAvg=[8, 8, 8, 8, math.inf])
+    assert local_steps._fewer({"FedLS": [5.0] * 5}, 0.01, 20, "iid", 40) == []
 
 
 def test_more_local_steps_need_fewer_rounds(tmp_path: Path) -> None:

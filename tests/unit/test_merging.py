@@ -136,11 +136,52 @@ def test_where_there_were_no_inputs_it_is_the_mean() -> None:
 
 def test_one_client_alone_gets_its_own_update() -> None:
     problem = federation(clients=1)
-    one = fit(problem, merged(), rounds=1).model
-    other = fit(problem, FedAvg(local_epochs=3, batch_size=4, local_lr=0.1), rounds=1).model
-    first = one.get_submodule("0").get_parameter("weight")
-    assert torch.equal(first, problem.model.get_submodule("0").get_parameter("weight"))
-    assert not torch.equal(first, other.get_submodule("0").get_parameter("weight"))
+    one = fit(problem, merged(server_lr=0.1), rounds=1).model
+    frozen = net()
+    frozen.get_submodule("0").requires_grad_(False)
+    plain = FedAvg(local_epochs=3, batch_size=4, local_lr=0.1, server_lr=0.1)
+    other = fit(federation(frozen, clients=1), plain, rounds=1).model
+    for name, parameter in other.named_parameters():
+        start = problem.model.get_parameter(name)
+        assert torch.equal(parameter, start) == name.startswith("0."), name
+        torch.testing.assert_close(one.get_parameter(name), parameter, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_may_have_any_name() -> None:
+    torch.manual_seed(0)
+    names = ("age[years]", "a,b", "plain*")
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict({name: nn.Linear(16, 3) for name in names})
+
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.stack([part(images.flatten(1)) for part in self.parts.values()]).sum(0)
+
+    problem = federation(Sum())
+    result = fit(problem, merged(), rounds=2)
+    for name, parameter in result.model.named_parameters():
+        assert not torch.equal(parameter, problem.model.get_parameter(name)), name
+
+
+def test_weight_decay_is_refused_where_clients_hold_some_objectives_only() -> None:
+    x, y = torch.randn(6, 1, 4, 4), torch.randn(6, 3)
+    sites = [Client("a", (x, y), ("near", "far")), Client("b", (x, y), ("near",))]
+    objectives = [Objective("near", squared), Objective("far", squared)]
+    problem = Federation(net(), objectives, sites)
+    with pytest.raises(ValueError, match=r"`weight_decay` is 0\.1, and some clients do not hold"):
+        fit(problem, merged(weight_decay=0.1), rounds=1)
+    assert fit(federation(), merged(weight_decay=0.1), rounds=1).reports
+
+
+def test_why_an_update_is_refused_is_said_before_what_stands_and_falls_with_it() -> None:
+    problem = federation(clients=2)
+    x, _ = problem.client("c0").data
+    x[0] = torch.nan
+    refused = fit(problem, merged(), rounds=1).reports[0].refused
+    (update,) = (each for each in refused if each.objective == "mixture")
+    assert "its update has 80 non-finite of 80 values" in update.reason
 
 
 def test_parameters_of_other_layers_are_held_once_layers_are_merged() -> None:

@@ -63,6 +63,15 @@ class FedLS(FedAvg):
                 "`extrapolate` is on, which makes means longer, and FedLS takes none. Leave it out, or "
                 "use FedAvg."
             )
+        population = federation.population
+        if self.weight_decay and any(
+            len(population.holders(name)) < len(population) for name in federation.names
+        ):
+            raise ValueError(
+                f"`weight_decay` is {self.weight_decay:g}, and some clients do not hold every "
+                "objective: it would move layers that their losses do not reach, and FedLS would count "
+                "that as something they learnt. Leave it out, or use FedAvg."
+            )
         if not dense_layers(federation.model, federation.layout):
             raise ValueError(
                 "the model has no trainable `nn.Linear` of fewer than "

@@ -15,6 +15,7 @@ below must agree: parameters of other layers are held where they are in such rou
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -129,8 +130,10 @@ class Merging:
 
     @property
     def trained(self) -> str:
-        """What moves, as a lane is told."""
-        return ",".join(f"{layer.name}.*" if layer.name else "*" for layer in self.layers)
+        """What moves, as a lane is told: patterns that only these layers' names match."""
+        # Commas divide patterns, and have no way to be escaped.
+        names = [glob.escape(layer.name).replace(",", "?") for layer in self.layers]
+        return ",".join(f"{name}.*" if name else "*" for name in names)
 
     @property
     def transform(self) -> Transform:

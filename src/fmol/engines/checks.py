@@ -76,7 +76,8 @@ def check_reply(
     for name, tensor in reply.extra.items():
         if tensor.is_floating_point() and not all_finite(tensor):
             slot = name.partition(".")[2]  # What belongs to an update stands or falls with it.
-            reasons[slot if slot in lanes else name] = f"what it sent as `{name}` is not finite"
+            slot = slot if slot in lanes else name
+            reasons.setdefault(slot, f"what it sent as `{name}` is not finite")
     if not reasons:
         return reply, ()
     slots = {

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -84,6 +84,15 @@ class Pull:
     objective: Objective
     lanes: tuple[int, ...]
     weights: tuple[float, ...]
+    _kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Indices that steps use: what is recorded reads them where they lie, so they stay with it."""
+
+    def index(self, lanes: tuple[int, ...], device: torch.device) -> Any:
+        """Some lanes as an index, kept for as long as this is."""
+        key = (lanes, device)
+        if key not in self._kept:
+            self._kept[key] = _index(lanes, device)
+        return self._kept[key]
 
 
 class LaneModel:
@@ -167,14 +176,15 @@ def outputs_of(pulls: Sequence[Pull], outputs: Any) -> list[Any]:
     way = _division(lanes, size)
     if way is None:
         device = leaves[0].device
-        return [tree_map(itemgetter(_index(mine, device)), outputs) for mine in lanes]
+        return [tree_map(itemgetter(pull.index(pull.lanes, device)), outputs) for pull in pulls]
     parts = []
     for leaf in leaves:
         if way == "in turns":
             parts.append(leaf.unflatten(0, (-1, len(pulls))).unbind(1))
             continue
         if way == "by order":
-            leaf = leaf.index_select(0, _index(tuple(itertools.chain(*lanes)), leaf.device))
+            order = tuple(itertools.chain(*lanes))
+            leaf = leaf.index_select(0, pulls[0].index(order, leaf.device))
         parts.append(leaf.split([len(mine) for mine in lanes]))
     return [tree_unflatten(list(each), spec) for each in zip(*parts, strict=True)]
 
@@ -207,7 +217,7 @@ def pull_losses(
     """
     targets, own = batch.targets, batch.own
     if len(pull.lanes) < len(batch.sizes):
-        rows = _index(pull.lanes, tree_leaves(batch.inputs)[0].device)
+        rows = pull.index(pull.lanes, tree_leaves(batch.inputs)[0].device)
         targets = tree_map(itemgetter(rows), targets)
         own = None if own is None else own[rows]
     mine = outputs, targets

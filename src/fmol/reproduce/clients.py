@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fmol.reproduce.digits import (
@@ -15,7 +16,7 @@ from fmol.reproduce.digits import (
 )
 from fmol.reproduce.experiment import Claim, Experiment, Outcome, Place, Records, Size, Trial
 from fmol.reproduce.naming import named
-from fmol.reproduce.numbers import losses_over_rounds
+from fmol.reproduce.numbers import final_loss, losses_over_rounds
 
 __all__ = ["CLIENTS"]
 
@@ -60,8 +61,13 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         falls = {}
         for count in COUNTS:
             runs = [records[named(partition, f"m{count}", seed=s)] for s in range(size.seeds)]
-            losses = [losses_over_rounds(run, task) for run in runs for task in TASKS]
-            falls[count] = max(each[-1] / each[0] for each in losses)
+            falls[count] = max(
+                final_loss(run, task) / losses_over_rounds(run, task)[0]
+                if run.reports
+                else math.inf
+                for run in runs
+                for task in TASKS
+            )
         claims.append(
             Claim(
                 f"FSMGDA converges with 5, 10 and 30 clients ({LABELS[partition]})",

@@ -80,9 +80,12 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                     run = records[named(problem, kind, method, seed=seed)]
                     mine = _standing(run, held_out=True)
                     alone = _standing(records[named(problem, kind, "alone", seed=seed)], True)
-                    each = [mine[key] / max(alone[key], 1e-12) for key in alone if key in mine]
-                    trained.append(fmean(_standing(run, held_out=False).values()))
-                    losses.append(fmean(mine.values()))
+                    # What failed is as bad as can be; beside what failed nothing can be said.
+                    each = [mine.get(key, math.inf) / max(alone[key], 1e-12) for key in alone]
+                    each = each or [math.nan]
+                    own = _standing(run, held_out=False)
+                    trained.append(fmean(own.values()) if own else math.inf)
+                    losses.append(fmean(mine.values()) if mine else math.inf)
                     ratios.append(math.exp(fmean(math.log(max(r, 1e-12)) for r in each)))
                     shares.append(100 * fmean(float(r < 1) for r in each))
                     worst.append(max(each))

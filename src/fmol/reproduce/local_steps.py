@@ -21,7 +21,7 @@ from fmol.reproduce.experiment import (
     Trial,
 )
 from fmol.reproduce.naming import named
-from fmol.reproduce.numbers import final_metric, mean_log_loss, rounds_until
+from fmol.reproduce.numbers import final_metric, mean_log_loss, rounds_until, rounds_until_all
 
 __all__ = ["LOCAL_STEPS", "METHODS"]
 
@@ -82,6 +82,8 @@ with local momentum, which makes ten steps of one."""
 TUNING_SEED = 1000
 BASELINES = ("FedAvg", "FedAvg, local momentum", "plain", "local momentum")
 """FedAvg and FSMGDA as they are, with local momentum where that is better."""
+PRESET = "FedLS"
+"""What is claimed to need fewer rounds than these: named beforehand, not the best of all."""
 
 
 def _partitions(size: Size) -> tuple[str, ...]:
@@ -153,11 +155,16 @@ def _tuning(size: Size, done: Records | None) -> Sequence[Trial]:
     ]
 
 
-def _reached(size: Size, record: RunRecord) -> tuple[float, float]:
-    """How a run did, the less the better: rounds until both are there; else how low losses were."""
-    target = SMALL_TARGET if size.small else TARGET
-    rounds = max(rounds_until(record, task, target) for task in TASKS)
-    return rounds, mean_log_loss(record, list(TASKS))
+def _reached(size: Size, record: RunRecord, epochs: int) -> tuple[float, bool, float]:
+    """How a run that tunes did, the less the better: rounds until both are there; else whether it was
+    given up or failed, and how low losses were."""
+    rounds = _rounds_of(size, record)
+    short = math.isinf(rounds) and len(record.reports) < _rounds(size, epochs) // 2
+    return rounds, short, mean_log_loss(record, list(TASKS))
+
+
+def _rounds_of(size: Size, record: RunRecord) -> float:
+    return rounds_until_all(record, TASKS, SMALL_TARGET if size.small else TARGET)
 
 
 def _best(
@@ -170,7 +177,7 @@ def _best(
     }
     if not all(name in records for name in tried.values()):
         return None
-    return min(tried, key=lambda steps: _reached(size, records[tried[steps]]))
+    return min(tried, key=lambda steps: _reached(size, records[tried[steps]], epochs))
 
 
 def _trials(size: Size, done: Records | None) -> Sequence[Trial]:
@@ -213,7 +220,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         plain: dict[int, float] = {}
         for epochs in _epochs(size):
             rows = {}
-            rounds: dict[str, float] = {}
+            rounds: dict[str, list[float]] = {}
             for method in _methods(size):
                 found = _runs(size, records, partition, epochs, method)
                 if found is None:
@@ -230,13 +237,11 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                     *cells,
                     *(Cell(tuple(final_metric(r, t, "accuracy") for r in runs)) for t in TASKS),
                 ]
-                rounds[method] = fmean(
-                    max(rounds_until(run, task, target) for task in TASKS) for run in runs
-                )
+                rounds[method] = [_rounds_of(size, run) for run in runs]
             if not rows:
                 continue
             if "plain" in rounds:
-                plain[epochs] = rounds["plain"]
+                plain[epochs] = fmean(rounds["plain"])
             title = f"rounds until a loss of {target:g}, K = {epochs}, {LABELS[partition]}"
             columns = ("L", "R", "held-out accuracy L", "held-out accuracy R")
             tables.append(Table(title, columns, rows))
@@ -256,22 +261,30 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
 
 
 def _fewer(
-    rounds: Mapping[str, float], target: float, epochs: int, partition: str, most: int
+    rounds: Mapping[str, Sequence[float]], target: float, epochs: int, partition: str, most: int
 ) -> list[Claim]:
-    """The claim that some method needs five times fewer rounds than FedAvg and FSMGDA, tuned."""
-    others = [name for name in rounds if name not in BASELINES]
-    if not others or not all(name in rounds for name in BASELINES):
+    """The claim that the preset needs five times fewer rounds than FedAvg and FSMGDA, tuned.
+
+    It holds where it does for every seed, beside the best of them for that seed. `rounds` are those of
+    each seed.
+    """
+    if not all(name in rounds for name in (PRESET, *BASELINES)):
         return []
-    best = min(others, key=lambda name: rounds[name])
+    own = rounds[PRESET]
     # One that never got there took at least as many rounds as it was given.
-    least = min(min(rounds[name], most) for name in BASELINES)
-    told = ", ".join(f"{name} {Cell((rounds[name],))}" for name in (best, *BASELINES))
+    least = [min(most, *(rounds[name][seed] for name in BASELINES)) for seed in range(len(own))]
+    holds = [5 * mine <= theirs for mine, theirs in zip(own, least, strict=True)]
+    told = "; ".join(
+        f"{name} {', '.join(str(Cell((each,))) for each in rounds[name])}"
+        for name in (PRESET, *BASELINES)
+    )
     return [
         Claim(
-            f"{best} needs five times fewer rounds than FedAvg and FSMGDA at K = {epochs} "
+            f"{PRESET} needs five times fewer rounds than FedAvg and FSMGDA at K = {epochs} "
             f"({LABELS[partition]})",
-            5 * rounds[best] <= least,
-            f"rounds until both tasks are at {target:g}, of {most} at most: {told}",
+            all(holds),
+            f"rounds until both tasks are at {target:g}, of {most} at most, by seed: {told}; so in "
+            f"{sum(holds)} of {len(holds)} seeds",
             "ours",
         )
     ]

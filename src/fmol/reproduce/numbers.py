@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fmol.record import RunRecord
 
-__all__ = ["final_loss", "final_metric", "losses_over_rounds", "mean_log_loss", "rounds_until"]
+__all__ = [
+    "final_loss",
+    "final_metric",
+    "losses_over_rounds",
+    "mean_log_loss",
+    "rounds_until",
+    "rounds_until_all",
+]
 
 
 def losses_over_rounds(record: RunRecord, objective: str) -> list[float]:
@@ -22,6 +29,15 @@ def rounds_until(record: RunRecord, objective: str, target: float) -> float:
     """After how many rounds the loss is at or below `target` for the first time; else infinite."""
     for rounds, loss in enumerate(losses_over_rounds(record, objective)):
         if loss <= target:
+            return float(rounds)
+    return math.inf
+
+
+def rounds_until_all(record: RunRecord, objectives: Iterable[str], target: float) -> float:
+    """The same of all losses together: the first round in which none is above `target`."""
+    columns = [losses_over_rounds(record, name) for name in objectives]
+    for rounds, losses in enumerate(zip(*columns, strict=True)):
+        if max(losses) <= target:
             return float(rounds)
     return math.inf
 

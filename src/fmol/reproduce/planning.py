@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fmol.algorithms.mixture import MixtureOptions
 from fmol.config import Config, read_config, toml_value
 from fmol.engines.seam import LocalConfig
 from fmol.federation import Federation
@@ -80,7 +81,7 @@ def _lanes(config: Config, federation: Federation) -> tuple[int, int]:
     lanes = steps = 0
     for client in map(federation.client, federation.population.ids()):
         # One for the mixture of all objectives, or one for each of them.
-        mine = 1 if config.algorithm in ("fedavg", "alone") else len(client.objectives)
+        mine = 1 if isinstance(options, MixtureOptions) else len(client.objectives)
         lanes += mine
         steps += mine * step_count(local, len(client.data[0]))
     return lanes, steps

@@ -15,7 +15,7 @@ from fmol.files import write_whole
 from fmol.portrait import portray
 from fmol.record import RunRecord
 from fmol.reproduce.experiment import Trial
-from fmol.reproduce.numbers import rounds_until
+from fmol.reproduce.numbers import rounds_until_all
 from fmol.result import Result, Snapshot
 from fmol.rounds import RoundReport
 from fmol.runs import RunError, RunFolder
@@ -207,7 +207,7 @@ def _span(group: Sequence[tuple[Trial, Config]]) -> str:
 
 def _reached(record: RunRecord, goal: float) -> float:
     """After how many rounds all losses were where the run was to stop; infinite if they were not."""
-    return max(rounds_until(record, name, goal) for name in record.portrait.objectives)
+    return rounds_until_all(record, record.portrait.objectives, goal)
 
 
 def _write_failure(run: PlannedRun, text: str) -> None:
