@@ -20,12 +20,14 @@ from fmol.record import RunRecord
 from fmol.reproduce import (
     EXPERIMENTS,
     RESULTS,
+    heterogeneity,
     local_steps,
     missing_data,
     plan_runs,
     reproduce,
 )
 from fmol.reproduce.charts import write_charts
+from fmol.reproduce.clients import CLIENTS
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
@@ -40,6 +42,7 @@ from fmol.reproduce.experiment import (
     Table,
     Trial,
 )
+from fmol.reproduce.naming import named
 from fmol.reproduce.numbers import (
     final_loss,
     losses_over_rounds,
@@ -421,6 +424,40 @@ def test_steps_whose_run_was_given_up_are_not_chosen() -> None:
     steady = _curve(*([[2.3 * 0.88**t for t in range(21)]] * 2))
     wild = _curve([2.3, 4.0, *[6.0] * 6], [2.3, 0.3, 0.05, 0.02, 0.005, 0.003, 0.002, 0.001])
     assert local_steps._reached(size, steady, k) < local_steps._reached(size, wild, k)
+
+
+def test_a_run_that_failed_does_not_converge() -> None:
+    fine = _curve(*([[2.3 * 0.95**t for t in range(40)]] * 2))
+    failed = _curve([2.3, 0.9], [2.3, 0.9])
+    for each in (fine, failed):
+        for report in each.reports:
+            report.held_out = {}  # type: ignore[misc]
+        each.final.held_out = {}  # type: ignore[misc, union-attr]
+    failed.final = None  # type: ignore[misc]
+    records = {
+        named(partition, f"m{count}", seed=0): failed if count == 30 else fine
+        for partition in ("iid", "left-shards")
+        for count in (5, 10, 30)
+    }
+    place = Place(Path(), print)
+    claims = CLIENTS.conclude(Size(small=True, seeds=1), records, place).claims
+    assert [claim.holds for claim in claims] == [False] * len(claims)
+
+
+def test_who_gains_is_told_although_a_run_failed() -> None:
+    standing = SimpleNamespace(client="a", objective="o", loss=1.0, held_out={"loss": 1.0})
+    fine: Any = SimpleNamespace(final=SimpleNamespace(clients=[standing]))
+    failed: Any = SimpleNamespace(final=None)
+    records = {
+        named(problem, kind, method, seed=0): failed if method == "fsmgda" else fine
+        for problem in heterogeneity.PROBLEMS
+        for kind in heterogeneity.KINDS
+        for method in heterogeneity.METHODS
+    }
+    place = Place(Path(), print)
+    found = heterogeneity.HETEROGENEITY.conclude(Size(small=True, seeds=1), records, place)
+    assert not any(claim.holds for claim in found.claims)
+    assert all("never" in str(table.rows["FSMGDA"][2]) for table in found.tables)
 
 
 def test_fewer_rounds_are_claimed_only_where_they_are_so_in_every_seed() -> None:

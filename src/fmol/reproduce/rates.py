@@ -42,7 +42,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
 
 
 def _near(slope: Slope, expected: float) -> bool:
-    """Whether it falls as fast as theory says, or faster than that by a little."""
+    """Whether it falls as fast as theory says, but for a little."""
     return abs(slope.value - expected) <= TOLERANCE * abs(expected)
 
 
