@@ -348,6 +348,16 @@ def test_what_rounding_leaves_of_a_lane_that_is_solved_is_not_compared() -> None
     assert _gradients().same(other, right)
 
 
+def test_no_more_shapes_are_counted_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "MOST_COUNTED", 3)
+    uses: dict[Any, int] = {}
+    for key in (1, 2, 3, 1, 1):
+        lanes.count_use(uses, key)
+    assert uses == {1: 3, 2: 1, 3: 1}
+    lanes.count_use(uses, 4)
+    assert uses == {4: 1}
+
+
 def _root_mean_square(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs - targets) ** 2).mean().sqrt()
 

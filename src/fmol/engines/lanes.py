@@ -40,6 +40,7 @@ __all__ = [
     "NotBatchedError",
     "Pull",
     "batch_dependent",
+    "count_use",
     "first_line",
     "pull_losses",
 ]
@@ -59,6 +60,9 @@ FAINT = 1e-3
 """How long a lane's gradient is taken to be at least, beside the median, where two are compared."""
 MOST_RECORDED = 32
 """Shapes that are recorded; where cohorts are ever new ones, later shapes are computed as they come."""
+
+MOST_COUNTED = 1024
+"""Shapes whose uses are counted; each key has all its lanes in it."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +281,13 @@ def _losses_one_by_one(
     return stacked, labelled, masks
 
 
+def count_use(uses: dict[Any, int], key: Any) -> None:
+    """Counts that a shape was used once more; where there are ever new ones, old ones are forgotten."""
+    if key not in uses and len(uses) >= MOST_COUNTED:
+        uses.clear()
+    uses[key] = uses.get(key, 0) + 1
+
+
 # ---- gradients -------------------------------------------------------------------------------
 
 
@@ -316,7 +327,7 @@ class LaneGradients:
         if self.goes_by_sizes(pulls, batch.own is None):
             return self._compute(X, pulls, batch)
         key = self._key(X, pulls, batch, leaves, spec)
-        self._uses[key] = self._uses.get(key, 0) + 1
+        count_use(self._uses, key)
         # On a GPU whole rounds are recorded, as graphs, and steps only where they are compiled.
         wanted = not X.is_cuda and self._uses[key] >= RECORD_AT
         if wanted and key not in self._replays and len(self._replays) < MOST_RECORDED:

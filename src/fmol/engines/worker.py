@@ -22,6 +22,7 @@ from fmol.engines.lanes import (
     LaneModel,
     LaneSteps,
     Pull,
+    count_use,
     first_line,
 )
 from fmol.engines.pool import Pool
@@ -136,7 +137,7 @@ class LaneWorker:
             replace(local, lr=0.0),
             correction is not None,
         )
-        self._uses[shape] = self._uses.get(shape, 0) + 1
+        count_use(self._uses, shape)
 
         def by_itself(source: Pool | Stage = pool) -> LaneSteps:
             lr = rates if isinstance(rates, Tensor) else None
