@@ -19,6 +19,7 @@ ASIDE = frozenset(
 )
 """Run options that make no other setting: where and how it was computed and written."""
 SEED = re.compile(r"[ ,_-]*\(?seed[ =_-]?\d+\)?(-\d{8}-\d{6}(-\d+)?)?", re.IGNORECASE)
+PROBLEM_SEED = "problem.seed"
 DATED = re.compile(r"-seed\d+-\d{8}-\d{6}(-\d+)?$")
 """How a run folder ends that nobody named: its beginning tells no more than its config."""
 
@@ -40,26 +41,38 @@ def group_records(records: Sequence[RunRecord]) -> list[RunGroup]:
     group: something that is not written down differs. A group is called what its runs are, without
     the seed; where that tells nothing, by the algorithm and the options in which groups differ.
     """
+    settings_of = [_settings(record) for record in records]
+    groups = _alike(records, settings_of)
+    for members in groups:
+        # Where every seed has data of its own, by the same seed, that is no setting of its own.
+        (first, *others) = members
+        if not others and settings_of[first].get(PROBLEM_SEED) == str(records[first].seed):
+            settings_of[first] = {k: v for k, v in settings_of[first].items() if k != PROBLEM_SEED}
+    groups = _alike(records, settings_of)
+    parts = [tuple(records[i] for i in members) for members in groups]
+    labels = [_shared_name(part) for part in parts]
+    settings = [settings_of[members[0]] for members in groups]
+    labels = [
+        label if label and labels.count(label) == 1 else _differences(g, parts[g][0], settings)
+        for g, label in enumerate(labels)
+    ]
+    return [
+        RunGroup(_numbered(labels, g), parts[g], tuple(members)) for g, members in enumerate(groups)
+    ]
+
+
+def _alike(records: Sequence[RunRecord], settings: Sequence[Mapping[str, str]]) -> list[list[int]]:
+    """Which records have the same algorithm and settings, and seeds that differ."""
     groups: list[tuple[object, list[int]]] = []
     for i, record in enumerate(records):
-        key = (record.algorithm, _settings(record) or record.name)
+        key = (record.algorithm, settings[i] or record.name)
         for known, members in groups:
             if known == key and record.seed not in {records[j].seed for j in members}:
                 members.append(i)
                 break
         else:
             groups.append((key, [i]))
-    parts = [tuple(records[i] for i in members) for _, members in groups]
-    labels = [_shared_name(part) for part in parts]
-    settings = [_settings(part[0]) for part in parts]
-    labels = [
-        label if label and labels.count(label) == 1 else _differences(g, parts[g][0], settings)
-        for g, label in enumerate(labels)
-    ]
-    return [
-        RunGroup(_numbered(labels, g), parts[g], tuple(members))
-        for g, (_, members) in enumerate(groups)
-    ]
+    return [members for _, members in groups]
 
 
 def algorithm_name(record: RunRecord) -> str:

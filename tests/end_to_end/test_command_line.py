@@ -552,6 +552,24 @@ def test_a_finished_run_goes_on_to_more_rounds_as_if_it_had_never_ended(runs: Pa
     assert (folder / model).read_bytes() == Path("whole", model).read_bytes()
 
 
+def test_a_run_is_not_resumed_to_fewer_rounds_than_are_done(runs: Path) -> None:
+    folder = runs / "run-0"
+    before = everything_in(folder)
+    result = invoke("resume", str(folder), "--rounds", "1", code=1)
+    assert "`rounds` is 1, and 2 are done already" in result.stderr
+    assert everything_in(folder) == before
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_a_place_that_cannot_be_written_is_named_in_a_sentence(runs: Path, command: str) -> None:
+    taken = runs / "run-0" / "config.toml"
+    result = invoke(command, str(runs / "run-0"), "--out", str(taken / "page.html"), code=1)
+    assert result.stderr.startswith("error: `")
+    assert "config.toml" in result.stderr
+    assert "name another place" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_resuming_a_finished_run_without_more_rounds_changes_no_result(runs: Path) -> None:
     folder = runs / "run-0"
     before = everything_in(folder)

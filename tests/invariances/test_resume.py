@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fmol import FMGDA, FSMGDA, MGD, Alone, FedAvg, RoundReport, fit
+from fmol import (
+    FMGDA,
+    FSMGDA,
+    MGD,
+    Alone,
+    Client,
+    FedAvg,
+    Federation,
+    Objective,
+    RoundReport,
+    fit,
+)
 from fmol.algorithms import Adam, Momentum
+from fmol.engines import lanes
 from fmol.participation import Number
 from fmol.result import Snapshot
 from fmol.rounds import Algorithm, Checkpoint
@@ -57,6 +69,30 @@ def test_resuming_gives_the_same_model_as_not_stopping(algorithm: Algorithm) -> 
         for client, state in straight.client_state.items():
             for name, tensor in state.items():
                 assert torch.equal(tensor, resumed.client_state[client][name])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_resuming_gives_the_same_model_with_dropout_too(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "RECORD_AT", 5)  # Once before the break, and once after it.
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 5, generator=generator)
+    clients = [Client(f"c{i}", (x + i, x.sum(1, keepdim=True)), ("a",)) for i in range(2)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    loss = Objective("a", lambda out, y: ((out - y) ** 2)[:, 0])
+    problem = Federation(model, [loss], clients)
+    algorithm = FSMGDA(local_steps=3, batch_size=4, local_lr=0.01)
+    kept: list[Checkpoint] = []
+
+    def keep(report: RoundReport, snapshot: Snapshot) -> None:
+        if report.round == 2:
+            kept.append(snapshot.checkpoint())
+
+    whole = fit(problem, algorithm, rounds=6, device="cpu", engine=engine, callbacks=[keep])
+    rest = fit(problem, algorithm, rounds=6, device="cpu", engine=engine, resume=kept[0])
+    assert torch.equal(flat(rest.model), flat(whole.model))
 
 
 def test_a_finished_run_can_go_on() -> None:

@@ -378,6 +378,17 @@ def test_experiments_whose_data_are_not_there_are_known(tmp_path: Path) -> None:
     assert missing_data(EXPERIMENTS["river-flow"], small=True, data_dir=tmp_path) == ["river-flow"]
 
 
+def test_some_runs_may_be_run_by_themselves_and_that_is_no_error(tmp_path: Path) -> None:
+    told = ["reproduce", "local-updates", "--small", "--seeds", "1", "--out", str(tmp_path)]
+    found = CliRunner().invoke(fmol, [*told, "--only", "k1-"])
+    assert found.exit_code == 0, found.output
+    assert (
+        "concludes from all of them. Go on with the same command without `--only`" in found.output
+    )
+    assert not (tmp_path / "local-updates").exists()
+    assert list((tmp_path / "local-updates-small" / "runs").iterdir())
+
+
 def test_the_command_lists_experiments_and_asks_for_one() -> None:
     listed = CliRunner().invoke(fmol, ["reproduce", "--list"])
     assert listed.exit_code == 0

@@ -67,8 +67,22 @@ def test_where_and_how_it_was_computed_makes_no_other_setting() -> None:
 
 
 def test_the_seed_of_a_problem_makes_another_setting() -> None:
-    runs = [record("x", s, config(s, problem={"name": "digits", "seed": s})) for s in (0, 1)]
-    assert [label for label, _ in groups(*runs)] == ["FSMGDA, seed=0", "FSMGDA, seed=1"]
+    runs = [
+        record("x", s, config(s, problem={"name": "digits", "seed": data}))
+        for data in (0, 1)
+        for s in (0, 1)
+    ]
+    assert groups(*runs) == [("FSMGDA, seed=0", (0, 1)), ("FSMGDA, seed=1", (2, 3))]
+    assert len(groups(runs[1], runs[2])) == 2
+
+
+def test_seeds_that_have_data_of_their_own_are_one_group() -> None:
+    runs = [
+        record(f"k{k}-seed{s}", s, config(s, k / 10, problem={"name": "digits", "seed": s}))
+        for k in (1, 5)
+        for s in (0, 1, 2)
+    ]
+    assert groups(*runs) == [("k1", (0, 1, 2)), ("k5", (3, 4, 5))]
 
 
 def test_without_a_config_the_name_tells_which_runs_belong_together() -> None:

@@ -35,6 +35,22 @@ class FedLS(FedAvg):
     """How much directions count that no input has, beside those that inputs have on average: there
     it is the mean."""
 
+    def joint_problems(self) -> list[str]:
+        """What is not for least squares among the options of FedAvg."""
+        # Not `super()`: it is also asked about values that no FedLS has been made of yet.
+        found = FedAvg.joint_problems(self)
+        if self.drift_correction != "none":
+            found.append(
+                f"`drift_correction` is {self.drift_correction!r}, which follows means, and FedLS "
+                "takes none. Leave it out, or use FedAvg."
+            )
+        if self.extrapolate:
+            found.append(
+                "`extrapolate` is on, which makes means longer, and FedLS takes none. Leave it out, or "
+                "use FedAvg."
+            )
+        return found
+
     def init(self, federation: Federation, x: Tensor) -> State:
         self._check(federation)
         return super().init(federation, x)
@@ -46,22 +62,12 @@ class FedLS(FedAvg):
         return Merging(layers, federation.layout, self.solved_weight, self.ridge)
 
     def _check(self, federation: Federation) -> None:
-        """Raises where least squares cannot be: without a dense layer, or with what is not for them."""
+        """Raises where least squares cannot be: without a dense layer, or with decay here and there."""
         if self.transforms:
             raise ValueError(
                 f"`transforms` has {self.transforms[0]!r}, and what it does to updates would not be "
                 "done to the moments that clients send beside them with FedLS. Leave it out, or use "
                 "FedAvg."
-            )
-        if self.drift_correction != "none":
-            raise ValueError(
-                f"`drift_correction` is {self.drift_correction!r}, which follows means, and FedLS "
-                "takes none. Leave it out, or use FedAvg."
-            )
-        if self.extrapolate:
-            raise ValueError(
-                "`extrapolate` is on, which makes means longer, and FedLS takes none. Leave it out, or "
-                "use FedAvg."
             )
         population = federation.population
         if self.weight_decay and any(

@@ -39,7 +39,14 @@ from fmol.rates import CASES, measure_rates, rates_table, write_figure
 from fmol.rates.measuring import RESULTS
 from fmol.record import RunRecord
 from fmol.report import write_report
-from fmol.reproduce import EXPERIMENTS, experiment_size, missing_data, plan_runs, reproduce
+from fmol.reproduce import (
+    EXPERIMENTS,
+    UnfinishedError,
+    experiment_size,
+    missing_data,
+    plan_runs,
+    reproduce,
+)
 from fmol.reproduce.text import experiment_lines, outcome_lines, plan_lines
 from fmol.runs import RunError, RunFolder, resume, start
 from fmol.runs.folder import find_runs, new_folder
@@ -396,20 +403,24 @@ def reproduce_command(
                 size = experiment_size(experiment, small, seeds)
                 console.print(*plan_lines(experiment, plan_runs(experiment, size, only, data_dir)))
                 continue
-            found = reproduce(
-                experiment,
-                out / each,
-                small=small,
-                seeds=seeds,
-                engine=engine,
-                device=device,
-                precision=precision,
-                only=only,
-                data_dir=None if data_dir is None else str(data_dir),
-                watch=console.watch,
-                say=console.say,
-            )
-            console.print(*outcome_lines(found))
+            try:
+                found = reproduce(
+                    experiment,
+                    out / (f"{each}-small" if small else each),
+                    small=small,
+                    seeds=seeds,
+                    engine=engine,
+                    device=device,
+                    precision=precision,
+                    only=only,
+                    data_dir=None if data_dir is None else str(data_dir),
+                    watch=console.watch,
+                    say=console.say,
+                )
+            except UnfinishedError as unfinished:  # As it was asked for.
+                console.print(str(unfinished))
+            else:
+                console.print(*outcome_lines(found))
 
 
 @fmol.command()
@@ -533,7 +544,7 @@ def errors() -> Iterator[None]:
         click.echo(f"error: {error}", err=True)
         sys.exit(MISUSED)
     except (RunError, FmolError, ImportError, OSError, ValueError) as error:
-        click.echo(f"error: {error}" if is_foreseen(error) else describe(error), err=True)
+        click.echo("error: " * is_foreseen(error) + describe(error), err=True)
         sys.exit(FAILED)
 
 

@@ -324,7 +324,9 @@ class LaneGradients:
         leaves, spec = tree_flatten((batch.inputs, batch.targets))
         if not all(batched) or not all(isinstance(leaf, Tensor) for leaf in leaves):
             return self._compute(X, pulls, batch)
-        if self.goes_by_sizes(pulls, batch.own is None):
+        # What is replayed draws otherwise than what is computed, and a run that goes on after a break
+        # would begin to replay in another round.
+        if self._model.draws or self.goes_by_sizes(pulls, batch.own is None):
             return self._compute(X, pulls, batch)
         key = self._key(X, pulls, batch, leaves, spec)
         count_use(self._uses, key)
@@ -337,7 +339,7 @@ class LaneGradients:
             return self._compute(X, pulls, batch)
         results = replay(X, *leaves, *_own(batch))
         # On a GPU it is checked once a round is done, where looking at numbers holds up nothing.
-        if not X.is_cuda and key not in self._checked and not self._model.draws:
+        if not X.is_cuda and key not in self._checked:
             self._checked.add(key)
             fresh = self._compute(X, pulls, batch)
             if not self.same(results[0], fresh[0]):

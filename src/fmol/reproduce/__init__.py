@@ -16,6 +16,7 @@ from fmol.reproduce.rates import RATES
 from fmol.reproduce.river_flow import RIVER_FLOW
 from fmol.reproduce.running import (
     RESULTS,
+    UnfinishedError,
     experiment_size,
     missing_data,
     reproduce,
@@ -27,6 +28,7 @@ __all__ = [
     "RESULTS",
     "Experiment",
     "Reproduction",
+    "UnfinishedError",
     "experiment_size",
     "missing_data",
     "plan_runs",

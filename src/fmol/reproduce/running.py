@@ -79,7 +79,7 @@ def reproduce(
         )
     folder.mkdir(parents=True, exist_ok=True)
     if lacking and not experiment.partial:
-        raise RunError(
+        raise UnfinishedError(
             f"{len(records)} of {len(records) + lacking} runs are in `{folder}`, and {experiment.name} "
             "concludes from all of them. Go on with the same command without `--only`."
         )
@@ -90,6 +90,10 @@ def reproduce(
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     found = replace(found, files=(path, *write_charts(folder, outcome)))
     return replace(found, files=(*found.files, *write_section(folder, found)))
+
+
+class UnfinishedError(RunError):
+    """The runs that were asked for are there, and others are not from which to conclude as well."""
 
 
 def experiment_size(experiment: Experiment, small: bool, seeds: int | None = None) -> Size:

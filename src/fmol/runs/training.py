@@ -213,6 +213,11 @@ def train(
         say(text)
     if saved is not None:
         said += _changes(folder, saved, identity, anyway, say)
+        if saved.rounds > options.rounds:
+            raise RunError(
+                f"`rounds` is {options.rounds}, and {saved.rounds} are done already in "
+                f"`{folder.path}`. Give at least as many."
+            )
     with writing(folder):
         folder.remove_leftovers()
         environment = _note_environment(folder, device, command, [*notes, *said], saved)
