@@ -155,11 +155,16 @@ def _check_arguments(
     callbacks: Sequence[Callback],
 ) -> None:
     """Raises for what would otherwise fail far from where it was said."""
-    for name, thing in [("algorithm", algorithm), ("participation", participation)]:
+    for name, thing, does, such in [
+        ("algorithm", algorithm, "round", "FSMGDA(local_steps=10)"),
+        ("participation", participation, "cohort", "Fraction(0.5)"),
+    ]:
         if isinstance(thing, type):
             raise ValueError(
                 f"`{name}` is the class {thing.__name__} itself. Make one of it: {thing.__name__}(…)."
             )
+        if thing is not None and not callable(getattr(thing, does, None)):
+            raise ValueError(f"`{name}` must be one such as {such}, got {thing!r}.")
     for name, value, least in [
         ("rounds", rounds, 0),
         ("evaluate_every", evaluate_every, 1),

@@ -382,6 +382,11 @@ def wrong(**options: Any) -> Any:
         (lambda: FedAvg(3, local_steps=1), "`weights` must be a mapping"),  # type: ignore[arg-type]
         (lambda: FSMGDA(local_steps=1, **wrong(rule=MinNorm)), "`rule` is the class"),
         (lambda: fit(federation(), MGD, rounds=1), "`algorithm` is the class MGD"),  # type: ignore[arg-type]
+        (lambda: fit(federation(), "fsmgda", rounds=1), "`algorithm` must be one such as FSMGDA"),  # type: ignore[arg-type]
+        (
+            lambda: fit(federation(), MGD(0.1), rounds=1, **wrong(participation=0.5)),
+            "`participation` must be one such as Fraction",
+        ),
         (lambda: fit(federation(), MGD(0.1), rounds=-1), "`rounds`"),
         (lambda: fit(federation(), MGD(0.1), rounds=1, engine="warp"), "`engine`.*'warp'"),
         (lambda: fit(federation(), MGD(0.1), rounds=1, device="abacus"), "'abacus'"),

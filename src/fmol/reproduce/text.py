@@ -28,6 +28,10 @@ def experiment_lines() -> Iterator[str]:
 
 def plan_lines(experiment: Experiment, parts: Sequence[PlannedPart]) -> Iterator[str]:
     """How many runs, rounds and steps an experiment takes at most, by what is run together."""
+    if not parts:
+        yield f"{experiment.name}: {experiment.title}"
+        yield f"no runs of its own to count; {experiment.cost}"
+        return
     heads = ("runs", "rounds", "lanes", "lane-steps, millions", "")
     rows = [
         (str(p.runs), f"{p.rounds:,}", f"{p.lanes:,}", f"{p.lane_steps / 1e6:,.2f}", p.label)
