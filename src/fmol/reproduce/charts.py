@@ -111,6 +111,11 @@ def _draw_radar(axes: Any, radar: Radar) -> None:
                 rotation=turn + 180 if flip else turn, rotation_mode="anchor",
                 ha="right" if flip else "left", va="center", fontsize=6.5,
             )  # fmt: skip
+    else:
+        # Names beside the circle begin where it ends, or end where it begins.
+        for angle, text in zip(angles, axes.get_xticklabels(), strict=True):
+            side = math.sin(angle)
+            text.set_ha("center" if abs(side) < 0.1 else "left" if side > 0 else "right")
     axes.set_title(radar.title, pad=92 if many else 16)
     # As many labels in a row as the chart is wide: a wider legend would take the chart's place.
     longest = max(map(len, radar.rings)) + len("───  ")
