@@ -248,7 +248,7 @@ def read_vector(
                 f"`{option}` has shape {list(start.shape)} and the model has {layout.size} trainable "
                 "parameters. Pass a vector of that length, a module, or a state dict."
             )
-        return _finite(start.detach().to(layout.dtype).clone(), option)
+        return _finite(start.detach().to(layout.dtype).clone(), f"`{option}`")
     source = federation.model if start is None else start
     if not isinstance(source, nn.Module | Mapping):
         raise ValueError(
@@ -262,12 +262,12 @@ def read_vector(
                 f"`{option}` has {seen} for parameter `{name}`, where the federation's model has "
                 f"{list(shape)}. Start from a model of the same architecture."
             )
-    return _finite(layout.flatten(named), option)
+    return _finite(layout.flatten(named), f"`{option}`" if start is not None else "the model")
 
 
-def _finite(x: Tensor, option: str) -> Tensor:
+def _finite(x: Tensor, source: str) -> Tensor:
     if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"the parameters in `{option}` are not finite. Give others.")
+        raise ValueError(f"the parameters in {source} are not finite. Give others.")
     return x
 
 

@@ -560,6 +560,17 @@ def test_a_run_is_not_resumed_to_fewer_rounds_than_are_done(runs: Path) -> None:
     assert everything_in(folder) == before
 
 
+def test_a_run_without_a_checkpoint_says_that_it_begins_anew(runs: Path) -> None:
+    folder = runs / "run-0"
+    model = (folder / "model.safetensors").read_bytes()
+    for checkpoint in (folder / "checkpoints").glob("*.ckpt"):
+        checkpoint.unlink()
+    result = invoke("resume", str(folder))
+    assert "there is no checkpoint" in result.stderr
+    assert "begins at round 0" in result.stderr
+    assert (folder / "model.safetensors").read_bytes() == model
+
+
 @pytest.mark.parametrize("command", ["compare", "report"])
 def test_a_place_that_cannot_be_written_is_named_in_a_sentence(runs: Path, command: str) -> None:
     taken = runs / "run-0" / "config.toml"

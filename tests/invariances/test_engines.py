@@ -444,6 +444,7 @@ class Branching(nn.Module):
     [
         (lambda: federation(model=Mixing().double()), "depends on the others in its batch"),
         (lambda: federation(model=Branching().double()), "cannot be batched over lanes"),
+        (lambda: _with_a_hole(federation()), "are not finite, so that ways to compute them"),
         (
             lambda: Federation(
                 federation().model,
@@ -460,6 +461,12 @@ def test_what_cannot_be_batched_is_computed_one_by_one_and_it_is_said(
     one, other = both(problem(), FSMGDA(local_steps=2, batch_size=4), rounds=3)
     assert_same(one, other, 1e-15)
     assert any(reason in note for note in other.reports[0].notes), other.reports[0].notes
+
+
+def _with_a_hole(problem: Federation) -> Federation:
+    inputs, _ = problem.client(problem.population.ids()[0]).data
+    inputs[0] = torch.nan
+    return problem
 
 
 def test_lanes_in_flight_must_be_a_number_or_auto() -> None:

@@ -34,6 +34,10 @@ BROKEN = (RuntimeError, ValueError, TypeError, NotImplementedError, KeyError, In
 SAMPLES = 8
 
 
+class NoNumbersError(ValueError):
+    """The data, not the model, are why nothing can be said."""
+
+
 def why_not_batched(
     ask: Ask, site: Site, gradients: LaneGradients, single_losses: MutableMapping[str, str]
 ) -> str | None:
@@ -54,6 +58,8 @@ def why_not_batched(
                 return "what the model says of a sample depends on the others in its batch"
             if ask.lanes:
                 _try_lanes(ask, site, gradients, Batch(inputs, targets, (count,)), single_losses)
+    except NoNumbersError as error:
+        return str(error)
     except BROKEN as error:
         return f"the model cannot be batched over lanes ({first_line(error)})"
     return None
@@ -92,6 +98,11 @@ def _try_lanes(
             if loss is None:
                 continue
             want = model.gradient(loss)
+            if not bool(want.isfinite().all()):
+                raise NoNumbersError(
+                    f"gradients of client `{ask.client}` are not finite, so that ways to compute them "
+                    "cannot be compared"
+                )
             off = float((mine - want).norm())
             if not off <= (0.1 if rough else 1e-3) * float(want.norm()) + 1e-9:
                 raise ValueError(f"its gradients come out otherwise, by {off:.1e}")

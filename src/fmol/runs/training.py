@@ -154,6 +154,8 @@ def resume(
             f"the clients of the run in `{folder.path}` are sites of a Flower app. Start that app "
             "again with the same folder, and it goes on."
         )
+    if not any(folder.checkpoints.glob("round-*.ckpt")):
+        say(f"there is no checkpoint in `{folder.path}`: it begins at round 0")
     config = read_config(tables, flags)
     say(f"building the problem {config.problem}")
     federation = config.build()
