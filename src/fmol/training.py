@@ -117,6 +117,8 @@ def fit(
                 raise
             if best:
                 report = replace(report, optimality_gap=_optimality_gap(report, best))
+            if t == 0:
+                report = replace(report, notes=(*report.notes, *_without_labels(report)))
             reason = _reached(report, targets, federation)
             if reason:
                 # x_t is good enough: the step that was just computed from it is not taken.
@@ -292,6 +294,22 @@ def _by_objective(
     if option == "optimum" and absent:
         raise ValueError(f"`optimum` has no loss for objective `{absent[0]}`. Give all of them.")
     return dict(values)
+
+
+def _without_labels(report: RoundReport) -> list[str]:
+    """A note on clients that hold an objective and have no label for it, by objective."""
+    refused = {(each.client, each.objective) for each in report.refused}
+    empty: dict[str, list[str]] = {}
+    for record in report.clients:
+        if record.samples == 0 and (record.client, record.objective) not in refused:
+            empty.setdefault(record.objective, []).append(record.client)
+    notes = []
+    for name, clients in empty.items():
+        more = f" and {len(clients) - 3} more" if len(clients) > 3 else ""
+        who = ", ".join(f"`{client}`" for client in clients[:3]) + more
+        notes.append(f"no label for objective `{name}`, so no part in it: client {who}")
+        logger.warning(notes[-1])
+    return notes
 
 
 def _reached(report: RoundReport, targets: Mapping[str, float], federation: Federation) -> str:

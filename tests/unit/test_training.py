@@ -534,3 +534,24 @@ def test_tensors_made_in_inference_mode_can_be_trained_on() -> None:
     same = Federation(problem.model, problem.objectives, [copied])
     ours, other = (fit(p, FSMGDA(local_steps=2, batch_size=4), rounds=2) for p in (one, same))
     assert torch.equal(flat(ours.model), flat(other.model))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_client_without_a_label_is_named_once(engine: str) -> None:
+    def masked(column: int) -> Callable[[Tensor, Any], tuple[Tensor, Tensor]]:
+        return lambda out, y: ((out[:, column] - y[0][:, column]) ** 2, y[1][:, column])
+
+    x, y = torch.randn(6, 3), torch.randn(6, 2)
+    every = torch.ones(6, 2, dtype=torch.bool)
+    few = every.clone()
+    few[:, 1] = False
+    names = ("p", "q")
+    clients = [Client("a", (x, (y, every)), names), Client("b", (x, (y, few)), names)]
+    objectives = [Objective(name, masked(i)) for i, name in enumerate(names)]
+    problem = Federation(nn.Linear(3, 2), objectives, clients)
+    algorithm = FSMGDA(local_steps=2, batch_size=4)
+    result = fit(problem, algorithm, rounds=2, device="cpu", engine=engine)
+    assert [report.notes for report in result.reports] == [
+        ("no label for objective `q`, so no part in it: client `b`",),
+        (),
+    ]
