@@ -81,6 +81,7 @@ def ours(
             raise OneByOneError(report.notes[0])
         return after.x
 
+    round.close = engine.close  # type: ignore[attr-defined]
     return round
 
 
@@ -155,6 +156,8 @@ def measure(
             found = profiled(lambda round=round: round(200), device)
             print_profile(f"{workload.name}, {name}", found)
             results[name]["profile"] = found
+        for round in rounds.values():  # Ray's processes would keep the cores from the next ones.
+            getattr(round, "close", lambda: None)()
         rounds.clear()
         free(device)
     if "seconds" in results.get("plain", {}):
