@@ -27,7 +27,7 @@ def is_foreseen(error: BaseException) -> bool:
 
 
 def _unwritten(error: BaseException) -> str:
-    """The sentence for a file or folder that could not be written; empty for any other error."""
+    """The sentence for a file or folder that could not be read or written; empty for any other error."""
     if not isinstance(error, OSError) or error.filename is None:
         return ""
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
@@ -37,7 +37,7 @@ def _unwritten(error: BaseException) -> str:
     path = Path(error.filename2 or error.filename)
     path = path.parent if is_leftover(path) else path
     reason = error.strerror or type(error).__name__
-    return f"`{path}` cannot be written: {reason}. Nothing else was changed; name another place."
+    return f"`{path}` cannot be read or written: {reason}. Give leave to, or name another place."
 
 
 def describe(error: BaseException) -> str:
