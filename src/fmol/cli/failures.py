@@ -27,7 +27,7 @@ def is_foreseen(error: BaseException) -> bool:
 
 
 def _unwritten(error: BaseException) -> str:
-    """The sentence for a file or folder that could not be read or written; empty for any other error."""
+    """The sentence for a file or folder that could not be read or written; empty for any other."""
     if not isinstance(error, OSError) or error.filename is None:
         return ""
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
