@@ -111,6 +111,24 @@ def test_a_round_as_one_graph_gives_the_cpus_numbers(algorithm: Algorithm) -> No
     assert not any("no CUDA graph" in note for report in gpu.reports for note in report.notes)
 
 
+@pytest.mark.parametrize(("most", "stale"), [(32, 128), (1, 128), (1, 0)])
+def test_graphs_of_several_shapes_share_their_memory_and_give_the_cpus_numbers(
+    most: int, stale: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes in chunks of four and two, so that two graphs are replayed in turns; or there is room for
+    one, which the other has to wait for, or takes from it every time."""
+    monkeypatch.setattr("fmol.engines.worker.MOST_GRAPHS", most)
+    monkeypatch.setattr("fmol.engines.worker.STALE", stale)
+    problem = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[12] * 4)
+    algorithm = FSMGDA(local_steps=3, batch_size=4)
+    made, engine = kept(lanes_in_flight=4)
+    cpu = fit(problem, algorithm, rounds=10, device="cpu")
+    gpu = fit(problem, algorithm, rounds=10, device="cuda", engine=engine)
+    assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
+    graphs = made[0]._workers[0]._graphs
+    assert [type(graph) for graph in graphs.values()] == [StepGraph] * min(2, most)
+
+
 def test_a_chunk_that_does_not_fit_is_halved_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from fmol.engines.lanes import LaneSteps
 from fmol.engines.schedule import Stage
 
-__all__ = ["StepGraph"]
+__all__ = ["GraphMemory", "StepGraph"]
 
 WARM_UP = 2
 """Runs before recording: libraries choose their kernels and take their memory in the first ones."""
@@ -27,6 +28,40 @@ WARM_STEPS = 4
 Body = Callable[[Tensor, Stage, Tensor, Tensor | None, int | None], LaneSteps]
 """From the lanes' starts `[L, d]`, the samples of every step, the step sizes `[L, 1]`, what is added to
 every step `[L, d]`, None for nothing, and how many steps are taken, None for all."""
+
+
+ALIGNED = 512
+"""Bytes at whose multiples tensors begin, as torch's own do."""
+
+
+class GraphMemory:
+    """What graphs share that are never replayed at the same time: what their steps take while they are
+    taken, and a place where the samples of all steps are laid out, which is most of it."""
+
+    def __init__(self) -> None:
+        self.pool: Any = None
+        """Where torch takes memory of graphs from."""
+        self._room: Tensor | None = None
+
+    def lay_out(self, stage: Stage) -> Stage:
+        """The stage in the common place; a larger one is taken where it does not fit, and graphs that
+        know the last one keep it."""
+        total = sum(_whole(leaf.nbytes) for leaf in stage.tensors)
+        if self._room is None or self._room.numel() < total:
+            self._room = torch.empty(total, dtype=torch.uint8, device=stage.tensors[0].device)
+        room, taken = self._room, 0
+
+        def place(leaf: Tensor) -> Tensor:
+            nonlocal taken
+            part = room[taken : taken + leaf.nbytes]
+            taken += _whole(leaf.nbytes)
+            return part.view(leaf.dtype).view(leaf.shape).copy_(leaf)
+
+        return stage.placed(place)
+
+
+def _whole(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
 
 
 @contextmanager
@@ -46,10 +81,17 @@ class StepGraph:
     """What `body` does, as a graph over buffers of its own."""
 
     def __init__(
-        self, body: Body, start: Tensor, stage: Stage, correction: Tensor | None = None
+        self,
+        body: Body,
+        start: Tensor,
+        stage: Stage,
+        correction: Tensor | None = None,
+        memory: GraphMemory | None = None,
     ) -> None:
+        memory = GraphMemory() if memory is None else memory
         self._body = body  # What it refers to is read by the graph, and must stay.
-        self._start, self._stage = start.clone(memory_format=torch.contiguous_format), stage
+        self._start = start.clone(memory_format=torch.contiguous_format)
+        self._stage = memory.lay_out(stage)
         self._lr = start.new_zeros(len(start), 1)
         self._correction = None if correction is None else correction.clone()
         aside = torch.cuda.Stream(start.device)
@@ -61,14 +103,16 @@ class StepGraph:
         self.calls = 0
         """How often it was replayed."""
         self._graph = torch.cuda.CUDAGraph()
-        with _no_garbage(), torch.cuda.graph(self._graph):
+        if memory.pool is None:
+            memory.pool = torch.cuda.graph_pool_handle()
+        with _no_garbage(), torch.cuda.graph(self._graph, pool=memory.pool):
             self._steps = body(self._start, self._stage, self._lr, self._correction, None)
 
     def __call__(
         self, start: Tensor, stage: Stage, lr: float | Tensor, correction: Tensor | None = None
     ) -> LaneSteps:
         """The steps from here, of one size or of sizes `[L, 1]`; their tensors hold until the next
-        call."""
+        call of this graph or of another that shares its memory."""
         self._start.copy_(start)
         self._stage.copy_(stage)
         if isinstance(lr, Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -185,20 +185,20 @@ class Stage:
 
         return tree_map(pick, self.inputs), tree_map(pick, self.targets)
 
-    def clone(self) -> Stage:
-        counts = None if self.counts is None else self.counts.clone()
-        return Stage(
-            tree_map(torch.clone, self.inputs), tree_map(torch.clone, self.targets), counts
-        )
+    def placed(self, place: Callable[[Tensor], Tensor]) -> Stage:
+        """The same with each tensor where `place` puts it."""
+        inputs, targets = tree_map(place, self.inputs), tree_map(place, self.targets)
+        return Stage(inputs, targets, None if self.counts is None else place(self.counts))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        counts = () if self.counts is None else (self.counts,)
+        return [*tree_leaves((self.inputs, self.targets)), *counts]
 
     def copy_(self, other: Stage) -> None:
         """Takes over another stage's samples, of the same shapes."""
-        for mine, new in zip(self._leaves(), other._leaves(), strict=True):
+        for mine, new in zip(self.tensors, other.tensors, strict=True):
             mine.copy_(new)
-
-    def _leaves(self) -> list[Tensor]:
-        counts = () if self.counts is None else (self.counts,)
-        return [*tree_leaves((self.inputs, self.targets)), *counts]
 
 
 def walk(steps: Walker, schedule: Schedule, source: Pool | Stage, most: int | None = None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fmol import rng
 from fmol.data import tree_leaves
-from fmol.engines.graphs import StepGraph
+from fmol.engines.graphs import GraphMemory, StepGraph
 from fmol.engines.lanes import (
     DEPENDS,
     EARLY,
@@ -40,7 +40,8 @@ Compile = Literal["auto", "always", "never"]
 
 GRAPH_AT = 2
 """The use of a round's shape at which it becomes a CUDA graph."""
-MOST_GRAPHS = 8
+MOST_GRAPHS, STALE = 32, 128
+"""How many are kept, and after how many rounds or blocks without it one makes room for another."""
 GRAPH_SHARE = 0.1
 """Of the device's memory, how much lanes may take whose steps become a graph: it keeps a part of it,
 and steps of large models are not held up by Python anyway."""
@@ -82,6 +83,10 @@ class LaneWorker:
         """Which samples clients take in which step."""
         self._uses: dict[Any, int] = {}
         self._graphs: dict[Any, StepGraph | None] = {}
+        self._graph_memory = GraphMemory()
+        self._taken = 0
+        self._used: dict[Any, int] = {}
+        """The last of as many rounds or blocks that took each graph."""
         self._compiled: set[Any] = set()
         self._took: dict[Any, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
         self._draws = any(
@@ -138,6 +143,7 @@ class LaneWorker:
             correction is not None,
         )
         count_use(self._uses, shape)
+        self._taken += 1
 
         def by_itself(source: Pool | Stage = pool) -> LaneSteps:
             lr = rates if isinstance(rates, Tensor) else None
@@ -225,9 +231,24 @@ class LaneWorker:
     def _wants_graph(self, shape: Any, lanes: int, staged: int) -> bool:
         if self._uses[shape] < GRAPH_AT:
             return False
-        if shape not in self._graphs and len(self._graphs) >= MOST_GRAPHS:
+        if lanes * self.lane_bytes + staged > GRAPH_SHARE * self._memory:
             return False
-        return lanes * self.lane_bytes + staged <= GRAPH_SHARE * self._memory
+        if shape not in self._graphs and not self._has_room():
+            return False
+        self._used[shape] = self._taken
+        return True
+
+    def _has_room(self) -> bool:
+        """Whether another graph may be kept; the one that was not used for longest makes room for it,
+        if that is long enough for its lanes not to come back."""
+        if len(self._graphs) < MOST_GRAPHS:
+            return True
+        oldest = min(self._graphs, key=lambda shape: self._used[shape])
+        if self._taken - self._used[oldest] <= STALE:
+            return False
+        torch.cuda.synchronize(self.device)  # It may still be at work.
+        del self._graphs[oldest], self._used[oldest]
+        return True
 
     def _graph(
         self,
@@ -254,7 +275,7 @@ class LaneWorker:
                 return steps
 
             try:
-                self._graphs[shape] = StepGraph(body, starts, stage.clone(), correction)
+                self._graphs[shape] = StepGraph(body, starts, stage, correction, self._graph_memory)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
