@@ -20,6 +20,7 @@ from fmol.algorithms.merging import (
 from fmol.engines import SequentialEngine
 from fmol.engines.checks import check_reply
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply
+from fmol.errors import RefusedError
 from fmol.layout import Layout
 from fmol.problems.multidigits import MultiDigits
 
@@ -421,6 +422,44 @@ def test_moments_beyond_single_precision_are_left_to_the_check_of_finiteness() -
     transform = InputMoments(("layer",), (2,), 0.1)
     taken = transform.server(reply, Ask(client="c", round=0, x=torch.zeros(2)))
     assert not taken.extra["moments.s"].isfinite().all()
+
+
+def test_moments_are_exact_but_for_how_they_are_sent() -> None:
+    """Inputs that go up and down together, a few far longer than the rest, fewer samples than inputs:
+    most directions have nothing, and rounding must not make that less."""
+    generator = torch.Generator().manual_seed(0)
+    long = torch.where(torch.arange(700) < 5, 1e4, 1.0)
+    x = (1 + 1e-6 * torch.randn(200, 700, generator=generator)) * long
+    problem = Federation(
+        nn.Sequential(nn.Linear(700, 1)),
+        [Objective("near", squared)],
+        [Client("c0", (x, torch.full((200, 1), 1e9)), ("near",))],  # So each counts as much.
+    )
+    moments = moments_of(problem)
+    rows = torch.cat([x, torch.ones(200, 1)], dim=1).double()
+    above = torch.triu_indices(701, 701)
+    exact = (1.5 * rows.T @ rows / 200)[above[0], above[1]]
+    torch.testing.assert_close(moments, exact.float(), rtol=1.5e-7, atol=0)
+    reply = Reply(client="c0", deltas={"s": torch.zeros(701)}, extra={"moments.s": moments})
+    InputMoments(("0",), (701,), 0.5).server(reply, Ask(client="c0", round=0, x=torch.zeros(701)))
+
+
+def test_moments_without_a_solution_end_the_round_with_a_sentence() -> None:
+    """As of clients that all lie: each is let in by itself, within rounding."""
+    layer = Dense("layer", 1, 2, 0, None)
+    fold = MergeFold(["s"], torch.zeros(2), "uniform", layers=[layer], ridge=1e-9)
+    reply = Reply(
+        client="c",
+        deltas={"s": torch.ones(2)},
+        samples={"s": 1},
+        steps={"s": 1},
+        extra={"moments.s": torch.tensor([1.0, 0.0, -1e-6])},
+    )
+    fold.add(reply, Ask(client="c", round=0, x=torch.zeros(2), lanes=(Lane("s", {"s": 1.0}),)))
+    with pytest.raises(
+        RefusedError, match=r"layer `layer` leaves no solution .* take a larger one"
+    ):
+        fold.result()
 
 
 # ---- what it is for --------------------------------------------------------------------------

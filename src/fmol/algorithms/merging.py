@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from fmol.aggregate import MeanFold, Means, Weighting
 from fmol.data import tree_leaves
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site, Transform
+from fmol.errors import RefusedError
 from fmol.layout import FlatModel, Layout, all_finite
 from fmol.local import own_stream, pure_forward, step_count
 from fmol.objectives import Objective
@@ -36,8 +37,9 @@ __all__ = ["InputMoments", "MergeFold", "Merging", "dense_layers"]
 
 MOMENTS = "moments."
 """Before a slot's name: the second moments of what went into the dense layers, in a reply."""
-ROUNDING = 5e-5
-"""How far below zero second moments may be, beside the mean of their diagonal: less than a ridge."""
+ROUNDING = torch.finfo(torch.float32).eps
+"""How far below zero second moments may be, beside the sum of their diagonal: they are sent in single
+precision, which takes half as much from them at most. Less than a ridge."""
 MOST_INPUTS = 2048
 """A layer with as many or more is held: its moments would be larger than most models."""
 
@@ -241,7 +243,10 @@ class InputMoments:
         on it."""
         site.model.load(x)
         layers = [site.model.module.get_submodule(name) for name in self.layers]
-        sums = [torch.zeros(width, width, device=x.device) for width in self.widths]
+        # In double precision: single would leave them directions that are negative beyond rounding.
+        sums = [
+            torch.zeros(width, width, dtype=torch.float64, device=x.device) for width in self.widths
+        ]
         called: set[int] = set()
         first = 0
         for inputs, _ in _batches(site):
@@ -249,7 +254,7 @@ class InputMoments:
             for place, seen in _inputs_of(site.model, layers, inputs):
                 called.add(place)
                 rows = seen.reshape(-1, seen.shape[-1]).to(sums[place])
-                counts = weights[first:last]
+                counts = weights[first:last].to(rows)
                 if len(seen) != len(counts):  # Whose rows these are is not known.
                     counts = counts.mean().expand(len(rows))
                 counts = counts.repeat_interleave(len(rows) // len(counts))[:, None]
@@ -264,7 +269,7 @@ class InputMoments:
                     "nobody knows its inputs. Call it as a module, or use FedAvg."
                 )
         packed = torch.cat([each[_triangle(len(each), each.device)] for each in sums])
-        return packed / (weights > 0).sum().clamp(min=1)
+        return (packed / (weights > 0).sum().clamp(min=1)).float()
 
 
 def _end(ask: Ask, delta: Tensor, site: Site) -> Tensor:
@@ -364,7 +369,14 @@ class MergeFold(MeanFold):
         means = super().result()
         for row, slot in enumerate(means.slots):
             for layer in self._layers:
-                merged = self._found[slot, layer].merged(self._ridge)
+                try:
+                    merged = self._found[slot, layer].merged(self._ridge)
+                except ArithmeticError as error:
+                    raise RefusedError(
+                        f"what clients sent as second moments of the inputs of layer `{layer.name}` "
+                        f"leaves no solution with a `ridge` of {self._ridge:g}: take a larger one, or "
+                        "smaller steps."
+                    ) from error
                 if merged is not None:
                     layer.write(means.deltas[row], merged.to(means.deltas))
         return means
@@ -393,7 +405,7 @@ class _Sums:
 
     def merged(self, ridge: float) -> Tensor | None:
         """`(Σ Δ_i G_i + ε mean_i Δ_i)(Σ G_i + ε I)⁻¹`, the mean where all inputs are zero; None where
-        nobody moved the layer."""
+        nobody moved the layer. Raises where it has no solution."""
         if not self.share:
             return None
         mean = self.deltas / self.share
@@ -401,7 +413,11 @@ class _Sums:
         if not float(added):
             return mean
         damped = self.moments + added * torch.eye(len(self.moments)).to(self.moments)
-        factor = torch.linalg.cholesky(damped)
+        factor, bad = torch.linalg.cholesky_ex(damped)
+        if int(bad):
+            raise ArithmeticError(
+                "what least squares would have to divide by has negative directions"
+            )
         return torch.cholesky_solve((self.products + added * mean).T, factor).T
 
 
@@ -418,7 +434,7 @@ def _matrices(moments: Tensor, widths: Sequence[int]) -> Iterator[Tensor]:
 
 def _are_moments(matrix: Tensor) -> bool:
     """Whether a symmetric matrix has no negative direction, but for rounding."""
-    size = matrix.diagonal().double().mean()
+    size = matrix.diagonal().double().sum()
     if float(size) <= 0:
         return not bool(matrix.any())
     added = ROUNDING * size * torch.eye(len(matrix)).to(matrix.device)
