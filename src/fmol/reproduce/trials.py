@@ -21,7 +21,7 @@ from fmol.rounds import RoundReport
 from fmol.runs import RunError, RunFolder
 from fmol.runs.identity import changed_keys
 from fmol.runs.metrics_log import read_metrics
-from fmol.runs.together import PlannedRun, train_planned, train_together
+from fmol.runs.together import PlannedRun, most_together, train_planned, train_together
 from fmol.runs.training import StoppedError, Watch
 from fmol.training import Callback
 
@@ -29,8 +29,6 @@ __all__ = ["FAILED", "Trials"]
 
 FAILED = "failed.txt"
 """In the folder of a run that ended with an error: what it said. It is not run again."""
-MOST_TOGETHER = 128
-"""Runs that go on at a time; each keeps files open."""
 HOPELESS, PATIENCE = 2.0, 5
 """A run is given up if a loss is more than so many times its first, in so many rounds running."""
 
@@ -90,7 +88,7 @@ class Trials:
             if trial.race and self._is_done(trial):
                 races[trial.race].enter(_reached(self.record(trial), trial.tables["stop_at"]))
         done = 0
-        for group in _groups(todo):
+        for group in _groups(todo, most_together(todo[0][1].run) if todo else 1):
             self.say(f"{called}: {done} of {len(todo)} runs done, now {_span(group)}")
             planned = [self._plan(trial, config, races) for trial, config in group]
             self._train(planned)
@@ -185,9 +183,10 @@ class Trials:
 
 
 def _groups(
-    todo: Sequence[tuple[Trial, Config]],
+    todo: Sequence[tuple[Trial, Config]], most: int
 ) -> Iterator[Sequence[tuple[Trial, Config]]]:
-    """Runs that last about as long, so that their steps are taken together to the end."""
+    """Runs that last about as long, so that their steps are taken together to the end; so many at
+    most."""
     alike: dict[Any, list[tuple[Trial, Config]]] = {}
     for trial, config in todo:
         told = config.tables["algorithm"]
@@ -195,7 +194,7 @@ def _groups(
         key = (config.problem, config.run.rounds, pace)
         alike.setdefault(key, []).append((trial, config))
     for group in alike.values():
-        parts = math.ceil(len(group) / MOST_TOGETHER)
+        parts = math.ceil(len(group) / most)
         size = math.ceil(len(group) / parts)
         yield from (group[i : i + size] for i in range(0, len(group), size))
 

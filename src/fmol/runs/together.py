@@ -9,6 +9,7 @@ import torch
 
 from fmol.config import Config, RunOptions
 from fmol.engines import resolve_device
+from fmol.engines.memory import free_memory
 from fmol.engines.seam import Engine
 from fmol.federation import Federation
 from fmol.lockstep import Guest, place_data, run_in_lockstep
@@ -18,7 +19,13 @@ from fmol.runs.identity import fingerprint
 from fmol.runs.training import Say, Watch, lane_options, train_config
 from fmol.training import Callback
 
-__all__ = ["PlannedRun", "steps_together", "train_planned", "train_together"]
+__all__ = ["PlannedRun", "most_together", "steps_together", "train_planned", "train_together"]
+
+MOST_TOGETHER = 128
+"""Runs that go on at a time, at most: each keeps files open."""
+RUN_BYTES, RUNS_SHARE = 150_000_000, 0.25
+"""What a run takes of a GPU beside its lanes, about, since libraries keep handles and work space for
+every thread; and how much of what is free all of them may take so."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,14 @@ def steps_together(options: RunOptions) -> bool:
     if options.engine == "auto":
         return resolve_device(options.device).type == "cuda"
     return options.engine == "vectorized"
+
+
+def most_together(options: RunOptions) -> int:
+    """How many runs are to go on at a time."""
+    device = resolve_device(options.device)
+    if device.type != "cuda":
+        return MOST_TOGETHER
+    return max(1, min(MOST_TOGETHER, int(RUNS_SHARE * free_memory(device) / RUN_BYTES)))
 
 
 def train_planned(
