@@ -362,6 +362,31 @@ def test_radar_charts_are_drawn_for_few_and_many_objectives(
     assert all(f"Attribute {i}" in drawn for i in range(objectives))
 
 
+def test_the_names_of_many_lines_stand_once_below_all_panels(tmp_path: Path) -> None:
+    """And what never got there leaves a gap."""
+    lines = [Line(f"method {i}", [1, 5, 20], [[9, 5 + i, math.inf], [8, 4, 3]]) for i in range(6)]
+    panels = [Panel(title, "K", "rounds", lines) for title in ("one", "two", "three")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        files = write_charts(tmp_path, Outcome(panels=panels))
+    drawn = files[1].read_text()
+    assert [drawn.count(f">method {i}<") for i in range(6)] == [1] * 6
+
+
+def test_rounds_against_k_are_drawn_beside_the_papers() -> None:
+    rounds = {
+        1: {"plain": [80.0, 90.0], "FedLS": [60.0, 70.0]},
+        20: {"FedLS": [5.0, 6.0], "l2": [30.0, 30.0]},
+    }
+    panel = local_steps._panel(Size(small=False, seeds=2), "iid", rounds)
+    assert [(line.label, list(line.x), list(line.y)) for line in panel.lines] == [
+        ("FSMGDA", [1], [[80.0], [90.0]]),
+        ("FedLS", [1, 20], [[60.0, 5.0], [70.0, 6.0]]),
+        ("the paper", [1, 20], [[84, 5]]),
+    ]
+    assert local_steps._panel(Size(small=True, seeds=2), "iid", rounds).lines[-1].label == "FedLS"
+
+
 def test_rounds_until_a_loss_are_counted_from_the_first_model(tmp_path: Path) -> None:
     record = reproduce(TINY, tmp_path, small=True, device="cpu").records["best"]
     losses = losses_over_rounds(record, "f1")

@@ -16,6 +16,10 @@ __all__ = ["write_charts"]
 
 MOST_BAND = 50
 """Points of a band around a line; it is most of a figure's bytes, and only says how seeds differ."""
+MOST_WITHIN = 4
+"""Lines whose names have room within a panel; those of more stand below all panels."""
+FEW_POINTS = 8
+"""A line of no more has a mark at each: one between two gaps would not be seen otherwise."""
 LEGEND, LEGEND_WIDE = 46, 64
 """Characters beside one another below a radar chart, and below one with many objectives."""
 MANY_AXES = 16
@@ -38,27 +42,41 @@ def write_charts(
 def _draw_panels(panels: Sequence[Panel]) -> Any:
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = new_figure(3.8 * columns, 3.1 * rows)
+    labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
+    apart = max(len(panel.lines) for panel in panels) > MOST_WITHIN
+    figure = new_figure(3.8 * columns, 3.1 * rows + (0.18 * len(labels) / 2 if apart else 0))
     grid = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    drawn: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=False):
-        _draw_panel(axes, panel)
+        looks = labels if apart else [line.label for line in panel.lines]
+        drawn |= _draw_panel(axes, panel, looks)
+        if not apart:
+            axes.legend()
     for unused in grid[len(panels) :]:
         unused.remove()
+    if apart:
+        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns)
     return figure
 
 
-def _draw_panel(axes: Any, panel: Panel) -> None:
+def _draw_panel(axes: Any, panel: Panel, looks: Sequence[str]) -> dict[str, Any]:
+    """The lines that were drawn, by label; how each looks goes by its place among `looks`."""
     drawn: list[float] = []
-    for look, line in enumerate(panel.lines):
+    lines, places = {}, set()
+    for line in panel.lines:
         # Runs that reached their target ended there: beyond the shortest there is no mean.
         length = min(len(row) for row in line.y)
         values = np.array([list(row[:length]) for row in line.y], dtype=float)
-        if panel.log:
-            values = np.where(values > 0, values, np.nan)
+        values = np.where(np.isfinite(values) & ((values > 0) | (not panel.log)), values, np.nan)
         x = np.asarray(line.x[:length], dtype=float)
         mean = np.exp(np.log(values).mean(0)) if panel.log else values.mean(0)
-        colour = OKABE_ITO[look % len(OKABE_ITO)]
-        axes.plot(x, mean, color=colour, ls=DASHES[look % len(DASHES)], label=line.label)
+        look = looks.index(line.label)
+        colour, dashes = OKABE_ITO[look % len(OKABE_ITO)], DASHES[look % len(DASHES)]
+        marker = "o" if len(x) <= FEW_POINTS else None
+        (lines[line.label],) = axes.plot(
+            x, mean, color=colour, ls=dashes, marker=marker, ms=3, label=line.label
+        )
+        places.update(x.tolist())
         if len(values) > 1:
             low, high = values.min(0), values.max(0)
             few = slice(None, None, math.ceil(len(x) / MOST_BAND))
@@ -66,9 +84,11 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         drawn += values[np.isfinite(values)].tolist()
     if panel.log and drawn:
         set_log_scale(axes, min(drawn), max(drawn))
+    if len(places) <= FEW_POINTS:
+        axes.set_xticks(sorted(places))
     axes.set_title(panel.title, loc="left")
     axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
-    axes.legend()
+    return lines
 
 
 def _draw_radars(radars: Sequence[Radar]) -> Any:
@@ -98,7 +118,8 @@ def _draw_radar(axes: Any, radar: Radar) -> None:
     axes.set_xticks(angles)
     many = len(radar.axes) >= MANY_AXES
     axes.set_xticklabels([] if many else [name.replace("_", " ") for name in radar.axes])
-    top = max(value for values in radar.rings.values() for value in values if math.isfinite(value))
+    found = [value for values in radar.rings.values() for value in values]
+    top = max(filter(math.isfinite, found), default=1.0)
     axes.set_ylim(0, 1.05 * top)
     axes.set_rlabel_position(90 / max(len(radar.axes), 1))
     axes.tick_params(labelsize=7)

@@ -14,6 +14,7 @@ from fmol.reproduce.experiment import (
     Experiment,
     Outcome,
     Place,
+    Radar,
     Records,
     Size,
     Table,
@@ -70,6 +71,7 @@ def _standing(record: RunRecord, held_out: bool) -> dict[tuple[str, str], float]
 
 def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     tables, claims = [], []
+    rings: dict[str, list[float]] = {}
     for problem in PROBLEMS:
         for kind, words in KINDS.items():
             rows = {}
@@ -93,6 +95,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                     Cell(tuple(values)) for values in (trained, losses, ratios, shares, worst)
                 ]
                 better[method] = fmean(ratios)
+                rings.setdefault(method.upper(), []).append(better[method])
             columns = (
                 "training loss, mean",
                 "held-out loss, mean",
@@ -110,7 +113,9 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                     "ours",
                 )
             )
-    return Outcome(tables, claims)
+    axes = tuple(f"{problem},\n{words}" for problem in PROBLEMS for words in KINDS.values())
+    radar = Radar("held-out loss beside training alone", axes, rings)
+    return Outcome(tables, claims, radars=[radar])
 
 
 HETEROGENEITY = Experiment(

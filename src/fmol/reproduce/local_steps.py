@@ -13,7 +13,9 @@ from fmol.reproduce.experiment import (
     Cell,
     Claim,
     Experiment,
+    Line,
     Outcome,
+    Panel,
     Place,
     Records,
     Size,
@@ -82,6 +84,11 @@ with local momentum, which makes ten steps of one."""
 TUNING_SEED = 1000
 BASELINES = ("FedAvg", "FedAvg, local momentum", "plain", "local momentum")
 """FedAvg and FSMGDA as they are, with local momentum where that is better."""
+DRAWN = (
+    "plain", "FedAvg", "FedAvg, local momentum", "UPGrad, extrapolation and momentum", "FedLS",
+    "FedLS, local momentum",
+)  # fmt: skip
+"""What is drawn against K: all methods would be too many."""
 PRESET = "FedLS"
 """What is claimed to need fewer rounds than these: named beforehand, not the best of all."""
 
@@ -215,9 +222,10 @@ def _runs(
 
 def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     target = SMALL_TARGET if size.small else TARGET
-    tables, claims = [], []
+    tables, claims, panels = [], [], []
     for partition in _partitions(size):
         plain: dict[int, float] = {}
+        by_epochs: dict[int, Mapping[str, Sequence[float]]] = {}
         for epochs in _epochs(size):
             rows = {}
             rounds: dict[str, list[float]] = {}
@@ -240,6 +248,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                 rounds[method] = [_rounds_of(size, run) for run in runs]
             if not rows:
                 continue
+            by_epochs[epochs] = rounds
             if "plain" in rounds:
                 plain[epochs] = fmean(rounds["plain"])
             title = f"rounds until a loss of {target:g}, K = {epochs}, {LABELS[partition]}"
@@ -247,6 +256,8 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
             tables.append(Table(title, columns, rows))
             if epochs == max(_epochs(size)) and not size.small:
                 claims += _fewer(rounds, target, epochs, partition, _rounds(size, epochs))
+        if by_epochs:
+            panels.append(_panel(size, partition, by_epochs))
         if len(plain) > 1:
             first, last = min(plain), max(plain)
             claims.append(
@@ -257,7 +268,26 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                     + ", ".join(f"K = {k} {Cell((rounds,))}" for k, rounds in plain.items()),
                 )
             )
-    return Outcome(tables, claims)
+    return Outcome(tables, claims, panels)
+
+
+def _panel(
+    size: Size, partition: str, rounds: Mapping[int, Mapping[str, Sequence[float]]]
+) -> Panel:
+    """Rounds against K, for a few methods and in the paper."""
+    target = SMALL_TARGET if size.small else TARGET
+    lines = []
+    for method in DRAWN:
+        there = [epochs for epochs, found in rounds.items() if method in found]
+        if there:
+            runs = zip(*(rounds[epochs][method] for epochs in there), strict=True)
+            label = "FSMGDA" if method == "plain" else method
+            lines.append(Line(label, there, [list(run) for run in runs]))
+    paper = [] if size.small else [epochs for epochs in rounds if (partition, epochs) in PAPER]
+    if paper:
+        lines.append(Line("the paper", paper, [[max(PAPER[partition, k]) for k in paper]]))
+    ylabel = f"rounds until both losses are at {target:g},\nwhere every seed gets there"
+    return Panel(LABELS[partition], "local epochs K", ylabel, lines)
 
 
 def _fewer(
