@@ -29,7 +29,7 @@ PROBLEMS: Mapping[str, Mapping[str, Any]] = {
     "shoppers": {"local_lr": 0.1, "server_lr": 0.1},
 }
 KINDS = {"one-each": "one objective each", "all": "all objectives", "subsets": "own subsets"}
-METHODS = ("fsmgda", "fedavg", "smgd", "alone")
+METHODS = {"fsmgda": "FSMGDA", "fedavg": "FedAvg", "smgd": "SMGD", "alone": "alone"}
 STEPS, BATCH = 10, 64
 
 
@@ -76,7 +76,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         for kind, words in KINDS.items():
             rows = {}
             better: dict[str, float] = {}
-            for method in METHODS:
+            for method, called in METHODS.items():
                 trained, losses, ratios, shares, worst = [], [], [], [], []
                 for seed in range(size.seeds):
                     run = records[named(problem, kind, method, seed=seed)]
@@ -91,11 +91,11 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                     ratios.append(math.exp(fmean(math.log(max(r, 1e-12)) for r in each)))
                     shares.append(100 * fmean(float(r < 1) for r in each))
                     worst.append(max(each))
-                rows[method.upper()] = [
+                rows[called] = [
                     Cell(tuple(values)) for values in (trained, losses, ratios, shares, worst)
                 ]
                 better[method] = fmean(ratios)
-                rings.setdefault(method.upper(), []).append(better[method])
+                rings.setdefault(called, []).append(better[method])
             columns = (
                 "training loss, mean",
                 "held-out loss, mean",
@@ -109,7 +109,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                     f"with FSMGDA clients do better than alone, on average ({problem}, {words})",
                     better["fsmgda"] < 1,
                     "held-out loss beside training alone: "
-                    + ", ".join(f"{m.upper()} {v:.3f}" for m, v in better.items() if m != "alone"),
+                    + ", ".join(f"{METHODS[m]} {v:.3f}" for m, v in better.items() if m != "alone"),
                     "ours",
                 )
             )
