@@ -138,6 +138,22 @@ def test_steps_that_are_recorded_and_replayed_are_the_same_steps(
     assert None not in made[0]._gradients._replays.values()
 
 
+@pytest.mark.parametrize(("steps", "replayed"), [(1, False), (2, False), (3, True)])
+def test_steps_are_replayed_where_there_are_enough_in_a_round_for_one_to_be_checked(
+    steps: int, replayed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "RECORD_AT", 2)
+    made: list[VectorizedEngine] = []
+
+    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
+        made.append(VectorizedEngine(*arguments, **named))
+        return made[-1]
+
+    problem = federation([("a", "b"), ("c",)], sizes=[12] * 2, held_out=data(20, seed=9))
+    fit(problem, FSMGDA(local_steps=steps, batch_size=4), rounds=8, device="cpu", engine=engine)
+    assert bool(made[0]._gradients._replays) is replayed
+
+
 @pytest.mark.parametrize("name", ["attention", "convolutions", "dicts"])
 def test_models_of_many_kinds_can_be_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes_module, "RECORD_AT", 2)

@@ -49,6 +49,8 @@ logger = logging.getLogger("fmol")
 
 RECORD_AT = 40
 """The use of a step's shape at which it is recorded: that costs as much as some dozen steps."""
+OFTEN = 3
+"""The uses of a step's shape in a round from which on replaying it pays: one of them is checked."""
 DEPENDS = "steps are computed anew each time: a loss or the model depends on more than tensors"
 EARLY = 4
 """The steps of a round by which a graph of it is checked: later ones do the same, and what rounding
@@ -307,6 +309,8 @@ class LaneGradients:
         self._model, self._batched, self._note = model, batched, note
         self._checked: set[Any] = set()
         self._uses: dict[Any, int] = {}
+        self._in_round: dict[Any, int] = {}
+        self._in_last_round: dict[Any, int] = {}
         self._replays: dict[Any, Callable[..., list[Tensor]] | None] = {}
         self._constants: dict[Any, Tensor] = {}
         self._moving: dict[str, Tensor | None] = {}
@@ -330,7 +334,10 @@ class LaneGradients:
             return self._compute(X, pulls, batch)
         key = self._key(X, pulls, batch, leaves, spec)
         count_use(self._uses, key)
+        count_use(self._in_round, key)
         # On a GPU whole rounds are recorded, as graphs, and steps only where they are compiled.
+        if not X.is_cuda and self._in_last_round.get(key, 0) < OFTEN:
+            return self._compute(X, pulls, batch)
         wanted = not X.is_cuda and self._uses[key] >= RECORD_AT
         if wanted and key not in self._replays and len(self._replays) < MOST_RECORDED:
             self._replays[key] = self._record(X, pulls, batch, leaves, spec)
@@ -440,6 +447,8 @@ class LaneGradients:
     def begin_round(self) -> None:
         """Lets the first replay of each shape be checked: what a loss reads may have changed."""
         self._checked.clear()
+        if self._in_round:  # Where losses alone are asked for, no steps are taken.
+            self._in_last_round, self._in_round = self._in_round, {}
 
     def _record(
         self, X: Tensor, pulls: Sequence[Pull], batch: Batch, leaves: list[Any], spec: TreeSpec
