@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -149,6 +150,8 @@ class Stepper(VectorizedEngine):
         # It asks no client anything, so it holds no data but those that all members share.
         super().__init__(members[0].federation, cache_bytes=0, **options)
         self._batches = _Batches(0)
+        self._least = sys.maxsize
+        """How many lanes fitted at a time when memory ran out the last time."""
         for worker in self._workers:
             worker.batches = self._batches
         self._block = BLOCK if self.device.type in BLOCK_ON else None
@@ -179,10 +182,13 @@ class Stepper(VectorizedEngine):
         if pool is None:
             return
         with products(self.precision, self.device):
-            self._most, each = seats[0].engine.most_lanes(seats[0])
+            most, each = seats[0].engine.most_lanes(seats[0])
+            self._most = allowed = min(most, self._least)
             for worker in self._workers:
                 worker.lane_bytes = each
             steps = self._descend(jobs, pool)
+        if self._most < allowed:  # Memory ran out, and is no more in the next round.
+            self._least = self._most
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         share = (perf_counter() - started) / len(seats)
@@ -351,7 +357,7 @@ def _join_pools(members: Sequence[SharedEngine]) -> Pool | None:
         own = copy.copy(pool)
         own.inputs, own.targets = joint.span(start, start + pool.total)
         member.lend(own)
-    joint.sizes, joint.offsets = sizes, offsets
+    joint.sizes, joint.offsets, joint.stays = sizes, offsets, True
     return joint
 
 
@@ -433,6 +439,7 @@ def run_in_lockstep(guests: Sequence[Guest], **options: Any) -> list[Any]:
     interrupted at its next question, so that it can write down how far it came.
     """
     engines = _shared_engines(guests, options)
+    steppers = {id(engine.stepper): engine.stepper for engine in engines.values()}
     seats = [Seat(engines[id(guest.federation), guest.seed], guest.rounds) for guest in guests]
 
     def begin(seat: Seat, run: Callable[[Engine], Any]) -> None:
@@ -451,14 +458,17 @@ def run_in_lockstep(guests: Sequence[Guest], **options: Any) -> list[Any]:
         threading.Thread(target=begin, args=(seat, guest.run), daemon=True).start()
     try:
         _take_turns(seats)
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         for seat in seats:
             if not seat.ended:
-                seat.stop = error
+                seat.stop = KeyboardInterrupt()
                 _let_go(seat)
     finally:
-        for engine in engines.values():
-            engine.close()
+        # Steppers first: they wait for the device, which must be done with what is let go of, and with
+        # everything where other processes share it.
+        for each in (*steppers.values(), *engines.values()):
+            if each is not None:
+                each.close()
     return [seat.outcome for seat in seats]
 
 

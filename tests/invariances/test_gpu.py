@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,7 +27,7 @@ from fmol import (
 )
 from fmol.aggregate import gramian
 from fmol.engines import SequentialEngine, VectorizedEngine, lanes
-from fmol.engines.graphs import StepGraph
+from fmol.engines.graphs import GraphMemory, StepGraph
 from fmol.engines.seam import Engine
 from fmol.lockstep import Guest, run_in_lockstep
 from fmol.participation import Number
@@ -437,3 +439,45 @@ def test_steps_in_which_rounding_grows_are_a_graph_all_the_same() -> None:
     result = fit(problem, algorithm, rounds=6, device="cuda", engine=engine)
     assert [type(graph) for graph in made[0]._workers[0]._graphs.values()] == [StepGraph]
     assert not any("more than tensors" in n for report in result.reports for n in report.notes)
+
+
+def test_a_recording_that_fails_leaves_the_thread_where_it_was_and_the_next_one_works() -> None:
+    class Owner:
+        pass
+
+    memory, owner, device = GraphMemory(), Owner(), torch.device("cuda:0")
+    x, before = torch.ones(4, device=device), torch.cuda.current_stream()
+    with pytest.raises(RuntimeError), memory.recording(torch.cuda.CUDAGraph(), owner, device):  # type: ignore[arg-type]
+        x.sum().item()
+    assert torch.cuda.current_stream() == before
+    graph = torch.cuda.CUDAGraph()
+    with memory.recording(graph, owner, device):  # type: ignore[arg-type]
+        y = 2 * x
+    graph.replay()
+    assert y.tolist() == [2.0] * 4
+
+
+def test_in_a_new_process_a_graph_gives_way_to_one_of_compiled_steps() -> None:
+    """In a process of its own, since libraries keep what they took in the first recording."""
+    code = """
+from fmol import FSMGDA, fit
+from fmol.engines import VectorizedEngine, worker
+from fmol.problems.multidigits import MultiDigits
+
+worker.COMPILE_SECONDS = {"first": 0.0, "later": 0.0}
+made = []
+
+def engine(*arguments, **named):
+    made.append(VectorizedEngine(*arguments, **named))
+    return made[-1]
+
+problem = MultiDigits(clients=4, samples=64).build()
+result = fit(problem, FSMGDA(local_steps=3, batch_size=8), 12, device="cuda", engine=engine)
+notes = {note for report in result.reports for note in report.notes}
+assert made[0]._workers[0]._compiled, "nothing was compiled"
+assert not any("graph" in note for note in notes), notes
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stderr

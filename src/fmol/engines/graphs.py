@@ -10,12 +10,13 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from fmol.engines.lanes import LaneSteps
-from fmol.engines.schedule import Stage
+from fmol.engines.schedule import RowStage, Stage, copy_stage
 
 __all__ = ["GraphMemory", "StepGraph"]
 
@@ -25,7 +26,7 @@ WARM_UP = 2
 WARM_STEPS = 4
 """Of each of these runs: later steps do what the first ones do."""
 
-Body = Callable[[Tensor, Stage, Tensor, Tensor | None, int | None], LaneSteps]
+Body = Callable[[Tensor, Stage | RowStage, Tensor, Tensor | None, int | None], LaneSteps]
 """From the lanes' starts `[L, d]`, the samples of every step, the step sizes `[L, 1]`, what is added to
 every step `[L, d]`, None for nothing, and how many steps are taken, None for all."""
 
@@ -35,15 +36,16 @@ ALIGNED = 512
 
 
 class GraphMemory:
-    """What graphs share that are never replayed at the same time: what their steps take while they are
-    taken, and a place where the samples of all steps are laid out, which is most of it."""
+    """What graphs of one device share that are never replayed at the same time: what their steps take
+    while they are taken, and the place where they find their samples."""
 
     def __init__(self) -> None:
-        self.pool: Any = None
-        """Where torch takes memory of graphs from."""
         self._room: Tensor | None = None
+        self._pool: Any = None
+        self._graphs: WeakSet[StepGraph] = WeakSet()
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
 
-    def lay_out(self, stage: Stage) -> Stage:
+    def lay_out(self, stage: Stage | RowStage) -> Stage | RowStage:
         """The stage in the common place; a larger one is taken where it does not fit, and graphs that
         know the last one keep it."""
         total = sum(_whole(leaf.nbytes) for leaf in stage.tensors)
@@ -58,6 +60,37 @@ class GraphMemory:
             return part.view(leaf.dtype).view(leaf.shape).copy_(leaf)
 
         return stage.placed(place)
+
+    @contextmanager
+    def aside(self, device: torch.device) -> Iterator[None]:
+        """Within it work is done beside the current stream, after what that has to do."""
+        stream, current = self._both(device)[0], torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        current.wait_stream(stream)
+
+    @contextmanager
+    def recording(
+        self, graph: torch.cuda.CUDAGraph, owner: StepGraph, device: torch.device
+    ) -> Iterator[None]:
+        """Within it what is done becomes part of the graph."""
+        # Torch does not take a pool again whose last graph is gone, or whose recording failed. Where it
+        # failed, torch also leaves the thread on the stream that it recorded: so that is entered here.
+        if self._pool is None or not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
+        stream, pool = self._both(device)[1], self._pool
+        self._pool = None
+        with torch.cuda.stream(stream), torch.cuda.graph(graph, pool=pool, stream=stream):
+            yield
+        self._pool = pool
+        self._graphs.add(owner)
+
+    def _both(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        # Each its own: libraries keep work space by stream, and that of a recording lies in its pool.
+        if self._streams is None:
+            self._streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        return self._streams
 
 
 def _whole(size: int) -> int:
@@ -84,7 +117,7 @@ class StepGraph:
         self,
         body: Body,
         start: Tensor,
-        stage: Stage,
+        stage: Stage | RowStage,
         correction: Tensor | None = None,
         memory: GraphMemory | None = None,
     ) -> None:
@@ -94,27 +127,26 @@ class StepGraph:
         self._stage = memory.lay_out(stage)
         self._lr = start.new_zeros(len(start), 1)
         self._correction = None if correction is None else correction.clone()
-        aside = torch.cuda.Stream(start.device)
-        aside.wait_stream(torch.cuda.current_stream(start.device))
-        with torch.cuda.stream(aside):
+        with memory.aside(start.device):
             for _ in range(WARM_UP):
                 body(self._start, self._stage, self._lr, self._correction, WARM_STEPS)
-        torch.cuda.current_stream(start.device).wait_stream(aside)
         self.calls = 0
         """How often it was replayed."""
         self._graph = torch.cuda.CUDAGraph()
-        if memory.pool is None:
-            memory.pool = torch.cuda.graph_pool_handle()
-        with _no_garbage(), torch.cuda.graph(self._graph, pool=memory.pool):
+        with _no_garbage(), memory.recording(self._graph, self, start.device):
             self._steps = body(self._start, self._stage, self._lr, self._correction, None)
 
     def __call__(
-        self, start: Tensor, stage: Stage, lr: float | Tensor, correction: Tensor | None = None
+        self,
+        start: Tensor,
+        stage: Stage | RowStage,
+        lr: float | Tensor,
+        correction: Tensor | None = None,
     ) -> LaneSteps:
         """The steps from here, of one size or of sizes `[L, 1]`; their tensors hold until the next
         call of this graph or of another that shares its memory."""
         self._start.copy_(start)
-        self._stage.copy_(stage)
+        copy_stage(self._stage, stage)
         if isinstance(lr, Tensor):
             self._lr.copy_(lr)
         else:

@@ -438,6 +438,10 @@ class LaneGradients:
         finally:
             self._replays = kept
 
+    def forget(self) -> None:
+        """Lets go of all that was recorded or compiled: what it does is not what steps do."""
+        self._replays.clear()
+
     def moving(self, trained: str, like: Tensor) -> Tensor | None:
         """`Layout.moving`, brought to the device once."""
         if trained not in self._moving:

@@ -31,6 +31,15 @@ class Pool:
             self.targets = _concatenate([part.targets for part in parts])
         self.device = tree_leaves(self.inputs)[0].device
         self.total = total
+        self.stays = False
+        """Whether the next round finds the same tensors, in the same places."""
+
+    @property
+    def kind(self) -> Any:
+        """What two pools must share so that what is recorded with one is right for the other."""
+        leaves = tree_leaves((self.inputs, self.targets))
+        where = tuple(leaf.data_ptr() for leaf in leaves) if self.stays else ()
+        return tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves), where
 
     def to(self, device: torch.device) -> Pool:
         """The same samples on `device`; the pool itself where they are there already."""
@@ -39,7 +48,7 @@ class Pool:
         moved = copy.copy(self)
         moved.inputs = tree_map(lambda leaf: leaf.to(device), self.inputs)
         moved.targets = tree_map(lambda leaf: leaf.to(device), self.targets)
-        moved.device = device
+        moved.device, moved.stays = device, False
         return moved
 
     def span(self, start: int, stop: int) -> tuple[Any, Any]:

@@ -18,7 +18,20 @@ from fmol.engines.pool import Pool
 from fmol.engines.seam import Ask, Lane, LocalConfig, Site
 from fmol.local import batch_table
 
-__all__ = ["BatchTables", "Job", "Schedule", "Stage", "plan_steps", "pulls_of", "walk"]
+__all__ = [
+    "BatchTables",
+    "Job",
+    "RowStage",
+    "Schedule",
+    "Stage",
+    "copy_stage",
+    "plan_steps",
+    "pulls_of",
+    "stage_bytes",
+    "stage_of",
+    "upload",
+    "walk",
+]
 
 
 Table = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -155,13 +168,13 @@ def plan_steps(jobs: Sequence[Job], pool: Pool, drawn: BatchTables) -> Schedule:
     sizes = tuple(pool.sizes[client] for client in clients)
     offsets = tuple(pool.offsets[client] for client in clients)
     rows, counts = drawn.of_all(Draw(clients, sizes, offsets, local, round))
-    index = torch.from_numpy(lanes).to(pool.device)
-    return Schedule(torch.from_numpy(rows).to(pool.device), counts, lanes, index)
+    index = upload(lanes, pool.device)
+    return Schedule(upload(rows, pool.device), counts, lanes, index)
 
 
 @dataclass
 class Stage:
-    """All samples of a schedule, client by client: where a recorded round finds them.
+    """Where a recorded round finds its samples: all of a schedule's, laid out client by client.
 
     Nests of `[K, C, B, …]`, and how many of each batch count `[K, C]` where that differs.
     """
@@ -169,13 +182,6 @@ class Stage:
     inputs: Any
     targets: Any
     counts: Tensor | None
-
-    @classmethod
-    def of(cls, schedule: Schedule, pool: Pool) -> Stage:
-        counts = None
-        if not schedule.even:
-            counts = torch.from_numpy(schedule.counts).to(pool.device)
-        return cls(*pool.gather(schedule.rows), counts)
 
     def at(self, step: int, width: int, lanes: Tensor) -> tuple[Any, Any]:
         """The samples of a step, for lanes of these clients: nests of `[L, B, …]`."""
@@ -185,39 +191,90 @@ class Stage:
 
         return tree_map(pick, self.inputs), tree_map(pick, self.targets)
 
-    def placed(self, place: Callable[[Tensor], Tensor]) -> Stage:
-        """The same with each tensor where `place` puts it."""
-        inputs, targets = tree_map(place, self.inputs), tree_map(place, self.targets)
-        return Stage(inputs, targets, None if self.counts is None else place(self.counts))
-
     @property
     def tensors(self) -> list[Tensor]:
+        """What is other in another round."""
         counts = () if self.counts is None else (self.counts,)
         return [*tree_leaves((self.inputs, self.targets)), *counts]
 
-    def copy_(self, other: Stage) -> None:
-        """Takes over another stage's samples, of the same shapes."""
-        for mine, new in zip(self.tensors, other.tensors, strict=True):
-            mine.copy_(new)
+    def placed(self, place: Callable[[Tensor], Tensor]) -> Stage:
+        """The same with each of these where `place` puts it."""
+        inputs, targets = tree_map(place, self.inputs), tree_map(place, self.targets)
+        return Stage(inputs, targets, None if self.counts is None else place(self.counts))
 
 
-def walk(steps: Walker, schedule: Schedule, source: Pool | Stage, most: int | None = None) -> None:
-    """Takes all steps of a schedule, or the first so many, on samples from the pool or laid out on a
-    stage."""
+@dataclass
+class RowStage:
+    """The same where the pool stays as it is: it is enough to know which of its rows they are."""
+
+    pool: Pool
+    rows: Tensor
+    """`[K, C, B]`."""
+    counts: Tensor | None
+
+    def at(self, step: int, width: int, lanes: Tensor) -> tuple[Any, Any]:
+        """The samples of a step, for lanes of these clients: nests of `[L, B, …]`."""
+        return self.pool.gather(self.rows[step, :, :width].index_select(0, lanes))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What is other in another round."""
+        return [self.rows] if self.counts is None else [self.rows, self.counts]
+
+    def placed(self, place: Callable[[Tensor], Tensor]) -> RowStage:
+        """The same with each of these where `place` puts it."""
+        rows = place(self.rows)
+        return RowStage(self.pool, rows, None if self.counts is None else place(self.counts))
+
+
+def stage_of(schedule: Schedule, pool: Pool) -> Stage | RowStage:
+    """The samples of a schedule, for what is recorded once and replayed with others."""
+    counts = None if schedule.even else upload(schedule.counts, pool.device)
+    if pool.stays:
+        return RowStage(pool, schedule.rows, counts)
+    return Stage(*pool.gather(schedule.rows), counts)
+
+
+def stage_bytes(schedule: Schedule, pool: Pool) -> int:
+    """What that takes."""
+    if pool.stays:
+        return schedule.rows.nbytes
+    leaves = tree_leaves((pool.inputs, pool.targets))
+    return schedule.rows.numel() * sum(leaf[:1].nbytes for leaf in leaves)
+
+
+def copy_stage(target: Stage | RowStage, source: Stage | RowStage) -> None:
+    """Puts another round's samples, of the same shapes, in the place of these."""
+    for mine, new in zip(target.tensors, source.tensors, strict=True):
+        mine.copy_(new)
+
+
+def upload(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on the device, without waiting for what that is busy with."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def walk(
+    steps: Walker, schedule: Schedule, source: Pool | Stage | RowStage, most: int | None = None
+) -> None:
+    """Takes all steps of a schedule, or the first so many, on samples from the pool or from a stage."""
     device, index = schedule.rows.device, schedule.index
-    staged = isinstance(source, Stage)
+    staged = not isinstance(source, Pool)
     counts = None
-    if isinstance(source, Stage):
+    if not isinstance(source, Pool):
         counts = source.counts
     elif not schedule.even:
-        counts = torch.from_numpy(schedule.counts).to(device)
+        counts = upload(schedule.counts, device)
     sizes = np.maximum(schedule.counts, 1)[:, schedule.lanes]
     last = len(schedule.counts) - 1
     for k, width in enumerate(schedule.widths[:most]):
-        if isinstance(source, Stage):
-            inputs, targets = source.at(k, width, index)
-        else:
+        if isinstance(source, Pool):
             inputs, targets = source.gather(schedule.rows[k, :, :width].index_select(0, index))
+        else:
+            inputs, targets = source.at(k, width, index)
         own, active = None, None
         if counts is not None:
             mine = counts[k].index_select(0, index)

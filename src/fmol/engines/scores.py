@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fmol.objectives import Objective, WholeSet
 
 __all__ = ["Scores", "score_clients"]
 
+NONE = Score(float("nan"), 0)
 Scores = dict[str, dict[str, dict[str, Score]]]
 """Client → objective → `"loss"` and metrics → `Score`."""
 
@@ -40,6 +42,7 @@ def score_clients(
     starts = dict(zip(clients, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
     objectives = {o.name: o for each in wanted.values() for o in each}
     held = {client: {o.name for o in each} for client, each in wanted.items()}
+    tables: list[tuple[str, str, list[str], Tensor]] = []
     for objective in objectives.values():
         holders = [client for client in clients if objective.name in held[client]]
         mine = (outputs, targets)
@@ -54,8 +57,20 @@ def score_clients(
         for name, function in functions.items():
             what = f"the {name} of objective `{objective.name}`"
             values = _values(function, mine, lengths, what)
+            if isinstance(values, Tensor):
+                tables.append((objective.name, name, holders, values))
+                values = [NONE] * len(holders)  # So that all are in the order they are asked for.
             for client, score in zip(holders, values, strict=True):
                 scores[client].setdefault(objective.name, {})[name] = score
+    # One transfer for all: each waits for the device.
+    numbers = torch.cat([t.reshape(-1) for *_, t in tables]).tolist() if tables else []
+    start = 0
+    for objective_name, name, holders, _ in tables:
+        sums, counts = (numbers[start + i * len(holders) :][: len(holders)] for i in range(2))
+        start += 2 * len(holders)
+        for client, total, count in zip(holders, sums, counts, strict=True):
+            if count:
+                scores[client][objective_name][name] = Score(total / count, int(count))
     return scores
 
 
@@ -95,8 +110,9 @@ def _join(parts: Sequence[Any]) -> Any:
 
 def _values(
     function: Callable[[Any, Any], Any], mine: tuple[Any, Any], lengths: Sequence[int], what: str
-) -> list[Score]:
-    """Each client's score: means of its own samples' values, or what the function says of its set."""
+) -> list[Score] | Tensor:
+    """Each client's score, by what the function says of its set; or sums of its samples' values and how
+    many count, `[2, C]`, where these have values of their own."""
     total = sum(lengths)
     if not isinstance(function, WholeSet):
         with torch.no_grad():
@@ -104,7 +120,7 @@ def _values(
         pair = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         values, valid = pair
         if isinstance(values, Tensor) and values.shape == (total,):
-            return _means(values, valid, lengths)
+            return _sums(values, valid, lengths)
     scores, start = [], 0
     for length in lengths:
         outputs, targets = tree_map(lambda leaf, a=start, n=length: leaf[a : a + n], mine)  # type: ignore[misc]
@@ -116,17 +132,18 @@ def _values(
     return scores
 
 
-def _means(values: Tensor, valid: Tensor | None, lengths: Sequence[int]) -> list[Score]:
+def _sums(values: Tensor, valid: Tensor | None, lengths: Sequence[int]) -> Tensor:
     wide = values.double()
-    sizes = torch.tensor(lengths, device=values.device)
-    counts = sizes
+    sizes = _sizes(tuple(lengths), values.device)
+    counts = sizes.double()
     if valid is not None:
         mask = valid.bool()
         wide = torch.where(mask, wide, 0)
         counts = torch.segment_reduce(mask.double(), "sum", lengths=sizes)
-    sums = torch.segment_reduce(wide, "sum", lengths=sizes)
-    table = torch.stack([sums, counts.double()]).tolist()  # One transfer for all clients.
-    return [
-        Score(total / count if count else float("nan"), int(count))
-        for total, count in zip(*table, strict=True)
-    ]
+    return torch.stack([torch.segment_reduce(wide, "sum", lengths=sizes), counts])
+
+
+@lru_cache(maxsize=64)
+def _sizes(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """The lengths on the device; brought there once, since that waits for it."""
+    return torch.tensor(lengths, device=device)

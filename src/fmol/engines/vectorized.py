@@ -113,6 +113,11 @@ class VectorizedEngine(SequentialEngine):
         for worker in self._workers:
             worker.rounds_left = rounds
 
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        super().close()
+
     # ---- a round -----------------------------------------------------------------------------
 
     def map(
@@ -158,13 +163,13 @@ class VectorizedEngine(SequentialEngine):
                 continue
             jobs = self._jobs(chunk, sites)
             steps = self._descend(jobs, pool)
-            scores, held_out = self._scores(chunk, sites, pool)
             # While the device computes: all that is known without it.
-            replies = Replies(chunk, sites, jobs, self.federation.layout, transforms)
-            replies.prepare(steps.deltas, scores, held_out, self._masked)
             for worker in self._workers:
                 worker.draw_ahead()
-            rows = steps.rows()  # Here it waits for the device.
+            scores, held_out = self._scores(chunk, sites, pool)  # Here it waits for the device.
+            replies = Replies(chunk, sites, jobs, self.federation.layout, transforms)
+            replies.prepare(steps.deltas, scores, held_out, self._masked)
+            rows = steps.rows()  # And here, where no scores are asked for.
             seconds = (perf_counter() - begun) / len(chunk)
             for answer in replies.finish(rows):
                 reply, refusals = answer.reply, answer.refusals
@@ -331,6 +336,7 @@ class VectorizedEngine(SequentialEngine):
             return pool.to(device)
         if device not in self._copies:
             self._copies[device] = pool.to(device)
+            self._copies[device].stays = True
         return self._copies[device]
 
     # ---- losses ------------------------------------------------------------------------------
@@ -398,4 +404,8 @@ def _pool_of_all(federation: Federation, device: torch.device, most: int) -> Poo
             return None
         parts[id] = samples
     pool = make_pool(list(parts), list(parts.values()))
-    return None if pool is None else pool.to(device)
+    if pool is None:
+        return None
+    pool = pool.to(device)
+    pool.stays = True
+    return pool

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fmol import rng
-from fmol.data import tree_leaves
 from fmol.engines.graphs import GraphMemory, StepGraph
 from fmol.engines.lanes import (
     DEPENDS,
@@ -26,7 +26,19 @@ from fmol.engines.lanes import (
     first_line,
 )
 from fmol.engines.pool import Pool
-from fmol.engines.schedule import BatchTables, Job, Schedule, Stage, plan_steps, pulls_of, walk
+from fmol.engines.schedule import (
+    BatchTables,
+    Job,
+    RowStage,
+    Schedule,
+    Stage,
+    plan_steps,
+    pulls_of,
+    stage_bytes,
+    stage_of,
+    upload,
+    walk,
+)
 from fmol.engines.seam import LocalConfig
 from fmol.layout import FlatModel
 from fmol.local import step_count
@@ -40,8 +52,13 @@ Compile = Literal["auto", "always", "never"]
 
 GRAPH_AT = 2
 """The use of a round's shape at which it becomes a CUDA graph."""
+WRONG_ONCE = "a graph of steps gave other numbers than they do, and is recorded anew"
 MOST_GRAPHS, STALE = 32, 128
 """How many are kept, and after how many rounds or blocks without it one makes room for another."""
+CHECK_EVERY = 128
+"""Replays after which a graph is checked again, at the latest; in the beginning it is more often."""
+MOST_WRONG = 2
+"""Checks that fail until graphs are given up: one may be chance, where a lane is about to overflow."""
 GRAPH_SHARE = 0.1
 """Of the device's memory, how much lanes may take whose steps become a graph: it keeps a part of it,
 and steps of large models are not held up by Python anyway."""
@@ -84,6 +101,8 @@ class LaneWorker:
         self._uses: dict[Any, int] = {}
         self._graphs: dict[Any, StepGraph | None] = {}
         self._graph_memory = GraphMemory()
+        self._wrong = 0
+        """How many checks of graphs have failed."""
         self._taken = 0
         self._used: dict[Any, int] = {}
         """The last of as many rounds or blocks that took each graph."""
@@ -141,28 +160,30 @@ class LaneWorker:
             tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
             replace(local, lr=0.0),
             correction is not None,
+            pool.kind,
         )
         count_use(self._uses, shape)
         self._taken += 1
 
-        def by_itself(source: Pool | Stage = pool) -> LaneSteps:
+        def by_itself(source: Pool | Stage | RowStage = pool) -> LaneSteps:
             lr = rates if isinstance(rates, Tensor) else None
             steps = LaneSteps(self.gradients, pulls, local, starts, lr, correction)
             walk(steps, schedule, source)
             return steps
 
         by_sizes = self.gradients.goes_by_sizes(pulls, schedule.even)
-        if self.device.type != "cuda" or self._draws or self.single_losses or by_sizes:
+        one_by_one = self._draws or self.single_losses or by_sizes or self._wrong >= MOST_WRONG
+        if self.device.type != "cuda" or one_by_one:
             steps = by_itself()
             return steps.delta, steps.moved
         stage = None
         if self._wants_compiled(shape):
-            stage = Stage.of(schedule, pool)
+            stage = stage_of(schedule, pool)
             self._compile_steps(shape, schedule, pulls, starts, stage)
         if not self._wants_graph(shape, len(starts), stage_bytes(schedule, pool)):
             steps = by_itself()
             return steps.delta, steps.moved
-        stage = stage or Stage.of(schedule, pool)
+        stage = stage or stage_of(schedule, pool)
         graph = self._graph(shape, schedule, pulls, local, starts, stage, correction)
         if graph is None:
             steps = by_itself(stage)
@@ -174,7 +195,7 @@ class LaneWorker:
         self._took[shape] = events
         # The graph's own tensors are written to again when it is replayed.
         delta, moved = replayed.delta.clone(), replayed.moved.clone()
-        if graph.calls & (graph.calls - 1) == 0:  # Ever more seldom.
+        if graph.calls & (graph.calls - 1) == 0 or graph.calls % CHECK_EVERY == 0:
 
             def begin(starts: Tensor) -> Tensor:
                 lr = rates if isinstance(rates, Tensor) else None
@@ -184,12 +205,36 @@ class LaneWorker:
 
             with self.gradients.afresh():
                 right = self.gradients.explains(replayed.early, begin, starts)
-                if not right:
-                    self._graphs = dict.fromkeys(self._graphs)
-                    self._note(DEPENDS)
+            if not right:
+                self._give_up(shape)
+                with self.gradients.afresh():
                     steps = by_itself(stage)
-                    return steps.delta, steps.moved
+                return steps.delta, steps.moved
         return delta, moved
+
+    def _give_up(self, shape: Any) -> None:
+        """After a check that failed: lets go of that graph, and the second time of all that was
+        recorded or compiled."""
+        self._wrong += 1
+        kind = "compiled" if shape in self._compiled else "not compiled"
+        logger.info("a graph of steps (%s) is not what they are one by one", kind)
+        torch.cuda.synchronize(self.device)  # What is let go of may still be at work.
+        if self._wrong < MOST_WRONG:
+            del self._graphs[shape]
+            self._note(WRONG_ONCE)
+            return
+        self._graphs.clear()
+        self.gradients.forget()
+        self._note(DEPENDS)
+
+    def close(self) -> None:
+        """Lets go of what was recorded, once the device is done with all that it was told."""
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError as error:  # Of something before, which has been raised there.
+                logger.warning("the device could not be waited for: %s", first_line(error))
+        self._graphs.clear()
 
     # ---- compiled ----------------------------------------------------------------------------
 
@@ -211,7 +256,7 @@ class LaneWorker:
         schedule: Schedule,
         pulls: Sequence[Pull],
         starts: Tensor,
-        stage: Stage,
+        stage: Stage | RowStage,
     ) -> None:
         self._compiled.add(shape)
         if len(set(schedule.widths)) > 2:
@@ -257,7 +302,7 @@ class LaneWorker:
         pulls: Sequence[Pull],
         local: LocalConfig,
         starts: Tensor,
-        stage: Stage,
+        stage: Stage | RowStage,
         correction: Tensor | None,
     ) -> StepGraph | None:
         """The steps as a CUDA graph; None where they cannot be one."""
@@ -265,7 +310,7 @@ class LaneWorker:
 
             def body(
                 start: Tensor,
-                stage: Stage,
+                stage: Stage | RowStage,
                 lr: Tensor,
                 correction: Tensor | None,
                 most: int | None,
@@ -299,17 +344,10 @@ def _step_sizes(jobs: Sequence[Job], starts: Tensor) -> float | Tensor:
     rates = [job.ask.local.lr for job in jobs if job.ask.local is not None]
     if len(set(rates)) == 1:
         return rates[0]
-    return torch.tensor(rates, dtype=starts.dtype, device=starts.device)[:, None]
+    return upload(np.array(rates), starts.device).to(starts.dtype)[:, None]
 
 
-def stage_bytes(schedule: Schedule, pool: Pool) -> int:
-    """What all samples of a schedule take, laid out client by client."""
-    leaves = tree_leaves((pool.inputs, pool.targets))
-    sample = sum(leaf[:1].numel() * leaf.element_size() for leaf in leaves)
-    return schedule.rows.numel() * sample
-
-
-def _distinct(schedule: Schedule, stage: Stage) -> list[Batch]:
+def _distinct(schedule: Schedule, stage: Stage | RowStage) -> list[Batch]:
     """A batch of each width that occurs, as the steps see them."""
     found: dict[int, Batch] = {}
 
