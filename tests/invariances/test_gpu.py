@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,12 +51,22 @@ ALGORITHMS: list[Algorithm] = [
 ]
 
 
-def kept(**options: Any) -> tuple[list[VectorizedEngine], Callable[..., VectorizedEngine]]:
-    """A list, and what makes engines of these options and puts them into it."""
-    made: list[VectorizedEngine] = []
-    make = partial(VectorizedEngine, **options)
+class Kept(VectorizedEngine):
+    """Tells what graphs it had when it was closed."""
 
-    def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
+    recorded: Sequence[StepGraph | None] = ()
+
+    def close(self) -> None:
+        self.recorded = list(self._workers[0]._graphs.values())
+        super().close()
+
+
+def kept(**options: Any) -> tuple[list[Kept], Callable[..., Kept]]:
+    """A list, and what makes engines of these options and puts them into it."""
+    made: list[Kept] = []
+    make = partial(Kept, **options)
+
+    def engine(*arguments: Any, **named: Any) -> Kept:
         made.append(make(*arguments, **named))
         return made[-1]
 
@@ -109,7 +119,7 @@ def test_a_round_as_one_graph_gives_the_cpus_numbers(algorithm: Algorithm) -> No
     gpu = fit(problem, algorithm, rounds=10, device="cuda", engine=engine)
     assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
     torch.testing.assert_close(gpu.losses, cpu.losses, rtol=1e-9, atol=1e-12)
-    assert [type(graph) for graph in made[0]._workers[0]._graphs.values()] == [StepGraph]
+    assert [type(graph) for graph in made[0].recorded] == [StepGraph]
     assert not any("no CUDA graph" in note for report in gpu.reports for note in report.notes)
 
 
@@ -127,8 +137,7 @@ def test_graphs_of_several_shapes_share_their_memory_and_give_the_cpus_numbers(
     cpu = fit(problem, algorithm, rounds=10, device="cpu")
     gpu = fit(problem, algorithm, rounds=10, device="cuda", engine=engine)
     assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
-    graphs = made[0]._workers[0]._graphs
-    assert [type(graph) for graph in graphs.values()] == [StepGraph] * min(2, most)
+    assert [type(graph) for graph in made[0].recorded] == [StepGraph] * min(2, most)
 
 
 def test_a_chunk_that_does_not_fit_is_halved_and_it_is_said(
@@ -288,7 +297,7 @@ def test_a_graph_is_replayed_for_clients_made_when_asked_for() -> None:
     cpu = fit(eager, algorithm, rounds=6, device="cpu", evaluate="all")
     gpu = fit(lazy, algorithm, rounds=6, device="cuda", engine=engine, evaluate="all")
     assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
-    assert [type(graph) for graph in made[0]._workers[0]._graphs.values()] == [StepGraph]
+    assert [type(graph) for graph in made[0].recorded] == [StepGraph]
 
 
 def test_batches_of_unequal_sizes_are_replayed_as_a_graph() -> None:
@@ -299,7 +308,7 @@ def test_batches_of_unequal_sizes_are_replayed_as_a_graph() -> None:
     cpu = fit(problem, algorithm, rounds=8, device="cpu", participation=Number(3))
     gpu = fit(problem, algorithm, rounds=8, device="cuda", engine=engine, participation=Number(3))
     assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-10
-    assert made[0]._workers[0]._graphs
+    assert made[0].recorded
 
 
 def test_two_workers_on_one_device_share_the_lanes() -> None:
@@ -335,7 +344,7 @@ def test_rounded_products_are_no_reason_to_give_a_graph_up(precision: Any) -> No
 
     algorithm = FSMGDA(local_steps=3, batch_size=4, local_lr=0.02, server_lr=0.02)
     result = fit(problem, algorithm, rounds=10, device="cuda", engine=engine)
-    assert [type(graph) for graph in made[0]._workers[0]._graphs.values()] == [StepGraph]
+    assert [type(graph) for graph in made[0].recorded] == [StepGraph]
     assert not any("no CUDA graph" in note for report in result.reports for note in report.notes)
 
 
@@ -437,7 +446,7 @@ def test_steps_in_which_rounding_grows_are_a_graph_all_the_same() -> None:
 
     algorithm = FSMGDA(local_steps=300, batch_size=4, local_lr=0.3, server_lr=0.01)
     result = fit(problem, algorithm, rounds=6, device="cuda", engine=engine)
-    assert [type(graph) for graph in made[0]._workers[0]._graphs.values()] == [StepGraph]
+    assert [type(graph) for graph in made[0].recorded] == [StepGraph]
     assert not any("more than tensors" in n for report in result.reports for n in report.notes)
 
 
