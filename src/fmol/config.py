@@ -22,6 +22,7 @@ import torch
 from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Adam, Alone, FedAvg, FedLS, Momentum, Plain
 from fmol.algorithms.steps import ServerStep
 from fmol.engines import ALL_CUDA, Compile, EngineName, resolve_device
+from fmol.errors import MisuseError
 from fmol.federation import Federation
 from fmol.options import (
     Choices,
@@ -202,7 +203,7 @@ def _device_problems(device: str) -> list[str]:
     return [f"`device` is {device!r} but torch sees {seen}. Use 'cpu' or 'auto'."]
 
 
-class ConfigError(ValueError):
+class ConfigError(MisuseError):
     """All that is wrong with a config, a sentence each in `problems`."""
 
     def __init__(self, problems: Sequence[str]) -> None:

@@ -225,12 +225,12 @@ def test_an_algorithm_that_the_model_is_not_for_says_so() -> None:
 def test_a_folder_that_is_not_empty_is_refused_and_loses_nothing(runs: Path) -> None:
     folder = runs / "run-0"
     before = everything_in(folder)
-    result = run_into(str(folder), code=1)
+    result = run_into(str(folder), code=2)
     assert "is not empty" in result.stderr
     assert f"fmol resume {folder}" in result.stderr
     assert everything_in(folder) == before
     write("mine/thesis.txt", "a year's work")
-    assert "is not empty" in run_into("mine", code=1).stderr
+    assert "is not empty" in run_into("mine", code=2).stderr
     assert everything_in("mine") == {"thesis.txt": b"a year's work"}
 
 
@@ -471,6 +471,66 @@ def test_a_file_that_is_wrong_says_what_and_one_that_is_missing_too() -> None:
     assert "there is no file `no.toml`" in invoke("sweep", "no.toml", code=2).stderr
 
 
+# ---- exit codes ------------------------------------------------------------------------------
+
+
+def test_data_that_are_not_there_are_misuse() -> None:
+    result = run_into("new", "adult", "--data-dir", "nowhere", code=2)
+    assert "error: the data folder `nowhere` does not exist" in result.stderr
+    assert not Path("new").exists()
+
+
+def test_data_that_are_damaged_or_may_not_be_read_are_misuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fmol.problems.adult import Adult
+
+    found = Adult.data_sets[0]
+    files = [write(f"data/{found.folder}/{file}", "") for file in found.files]
+    result = run_into("new", "adult", "--data-dir", "data", code=2)
+    assert "Fetch the file anew" in result.stderr
+
+    def refused(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    result = run_into("new", "adult", "--data-dir", "data", code=2)
+    assert f"error: `{files[0]}` cannot be read: Permission denied." in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_file_that_ones_own_code_misses_is_shown_where() -> None:
+    write("own_reads.py", "def federation():\n    return open('missing.csv')\n")
+    result = run_into("new", "own_reads:federation", code=1)
+    assert "Traceback" in result.stderr
+    assert "own_reads.py" in result.stderr
+    assert "missing.csv" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["environment.json", "federation.json", "metrics.jsonl"])
+def test_a_file_of_a_run_that_cannot_be_read_is_misuse(runs: Path, name: str) -> None:
+    path = runs / "run-0" / name
+    path.unlink()
+    path.mkdir()  # As one may not read it either.
+    result = invoke("report", str(runs / "run-0"), code=2)
+    assert result.stderr.startswith("error: `")
+    assert name in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_file_of_a_run_that_is_damaged_is_a_failure(runs: Path) -> None:
+    write(str(runs / "run-0" / "federation.json"), "{")
+    result = invoke("report", str(runs / "run-0"), code=1)
+    assert "federation.json` cannot be read" in result.stderr
+
+
+def test_a_folder_that_is_taken_is_misuse_whoever_is_to_write_there() -> None:
+    write("rates/results.json", "{}")
+    assert "is not what was written there" in invoke("rates", "--small", code=2).stderr
+    write("my-app/mine.txt", "a year's work")
+    assert "nothing is overwritten" in invoke("new-flower-app", "my-app", code=2).stderr
+
+
 # ---- stopping and resuming -------------------------------------------------------------------
 
 
@@ -555,7 +615,7 @@ def test_a_finished_run_goes_on_to_more_rounds_as_if_it_had_never_ended(runs: Pa
 def test_a_run_is_not_resumed_to_fewer_rounds_than_are_done(runs: Path) -> None:
     folder = runs / "run-0"
     before = everything_in(folder)
-    result = invoke("resume", str(folder), "--rounds", "1", code=1)
+    result = invoke("resume", str(folder), "--rounds", "1", code=2)
     assert "`rounds` is 1, and 2 are done already" in result.stderr
     assert everything_in(folder) == before
 
@@ -610,14 +670,14 @@ def test_a_flag_that_would_change_results_is_refused_by_its_key(
 ) -> None:
     folder = runs / "run-0"
     before = everything_in(folder)
-    assert key in invoke("resume", str(folder), *flags, code=1).stderr
+    assert key in invoke("resume", str(folder), *flags, code=2).stderr
     assert everything_in(folder) == before
 
 
 def test_resuming_what_is_no_run_says_so() -> None:
-    assert "there is no folder `nowhere`" in invoke("resume", "nowhere", code=1).stderr
+    assert "there is no folder `nowhere`" in invoke("resume", "nowhere", code=2).stderr
     Path("empty").mkdir()
-    assert "is not the folder of a run" in invoke("resume", "empty", code=1).stderr
+    assert "is not the folder of a run" in invoke("resume", "empty", code=2).stderr
 
 
 def test_a_misspelt_flag_of_resume_is_misuse(runs: Path) -> None:
@@ -635,7 +695,7 @@ def test_a_report_is_written_anew_or_elsewhere(runs: Path) -> None:
     assert (folder / "report.html").is_file()
     invoke("report", str(folder), "--out", "far/away/mine.html")
     assert "<html" in Path("far/away/mine.html").read_text(encoding="utf-8")
-    result = invoke("report", str(runs), "--out", "mine.html", code=1)
+    result = invoke("report", str(runs), "--out", "mine.html", code=2)
     assert "there are 2 runs" in result.stderr
 
 
@@ -661,8 +721,8 @@ def test_a_report_comes_with_figures_and_beside_those_who_train_alone(runs: Path
 
 
 def test_the_report_of_what_is_no_run_says_so() -> None:
-    assert "there is no folder" in invoke("report", "nowhere", code=1).stderr
-    assert "there is no folder" in invoke("compare", "nowhere", code=1).stderr
+    assert "there is no folder" in invoke("report", "nowhere", code=2).stderr
+    assert "there is no folder" in invoke("compare", "nowhere", code=2).stderr
     assert "RUNS" in invoke("report", code=2).stderr
 
 
@@ -803,7 +863,7 @@ def test_a_sweep_started_again_with_other_options_is_refused() -> None:
     sweep = ["sweep", *QUADRATIC, "--grid", "seed=0", "--out", "s"]
     invoke(*sweep)
     before = everything_in("s")
-    result = invoke(*sweep, "--local-steps", "2", code=1)
+    result = invoke(*sweep, "--local-steps", "2", code=2)
     assert "[algorithm] `local_steps` was 1 and is 2" in result.stderr
     assert everything_in("s") == before
 

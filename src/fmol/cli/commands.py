@@ -17,11 +17,11 @@ from click.shell_completion import get_completion_class
 
 import fmol as package
 from fmol.cli.doctor import check_up, list_problems
-from fmol.cli.failures import describe, is_foreseen
+from fmol.cli.failures import describe, is_foreseen, is_misuse
 from fmol.cli.flags import AlgorithmType, ConfigCommand, GridType, ProblemType, is_file
 from fmol.cli.sweep import read_grid, run_sweep
 from fmol.cli.tables import compare_table, summary_lines
-from fmol.config import ALGORITHMS, Config, ConfigError, read_config, read_file
+from fmol.config import ALGORITHMS, Config, read_config, read_file
 from fmol.errors import FmolError
 from fmol.federation import Federation
 from fmol.front import (
@@ -48,7 +48,7 @@ from fmol.reproduce import (
     reproduce,
 )
 from fmol.reproduce.text import experiment_lines, outcome_lines, plan_lines
-from fmol.runs import RunError, RunFolder, resume, start
+from fmol.runs import RunError, RunFolder, RunMisuseError, resume, start
 from fmol.runs.folder import find_runs, new_folder
 from fmol.runs.training import StoppedError
 from fmol.training import Callback
@@ -169,7 +169,9 @@ def report(
     console = Console(quiet)
     folders = find_runs(runs)
     if out is not None and len(folders) > 1:
-        raise RunError(f"`--out` names one file and there are {len(folders)} runs. Use `compare`.")
+        raise RunMisuseError(
+            f"`--out` names one file and there are {len(folders)} runs. Use `compare`."
+        )
     baseline = RunFolder.open(alone).record() if alone else None
     for folder in folders:
         path = write_report(out or folder.report, [folder.record()], alone=baseline)
@@ -540,12 +542,9 @@ def errors() -> Iterator[None]:
         stop(str(error), error.__cause__)
     except KeyboardInterrupt as error:
         stop("stopped", error)
-    except (ConfigError, ProblemError) as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(MISUSED)
     except (RunError, FmolError, ImportError, OSError, ValueError) as error:
         click.echo("error: " * is_foreseen(error) + describe(error), err=True)
-        sys.exit(FAILED)
+        sys.exit(MISUSED if is_misuse(error) else FAILED)
 
 
 def stop(text: str, cause: BaseException | None) -> NoReturn:

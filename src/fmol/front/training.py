@@ -26,7 +26,7 @@ from fmol.front.result import RESULTS, Front, FrontPoint, read_reference, write_
 from fmol.front.table import point_label
 from fmol.record import RunRecord
 from fmol.result import Result
-from fmol.runs import RunError, RunFolder
+from fmol.runs import RunError, RunFolder, RunMisuseError
 from fmol.runs.folder import new_folder
 from fmol.runs.identity import changed_keys
 from fmol.runs.together import PlannedRun, steps_together, train_together
@@ -168,7 +168,7 @@ def _is_done(run: _Run) -> bool:
     before = read_file(run.folder.config)
     changes = changed_keys(before, run.config.tables)
     if changes:
-        raise RunError(
+        raise RunMisuseError(
             f"`{run.folder.path}` is of another front: {'; '.join(changes)}. Name another folder with "
             "`--out`."
         )

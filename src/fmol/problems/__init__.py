@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
+from fmol.errors import MisuseError
 from fmol.federation import Federation
 from fmol.options import nearest
 
@@ -34,7 +35,7 @@ PROBLEMS: Mapping[str, str] = {
 """Name → where the problem is: a dataclass of options with `build(data_dir) -> Federation`."""
 
 
-class ProblemError(ValueError):
+class ProblemError(MisuseError):
     """A problem that is not where it was looked for, or cannot be used as one."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fmol.errors import MisuseError
 from fmol.files import is_leftover, write_whole
 from fmol.portrait import Portrait
 from fmol.record import RunRecord
@@ -27,11 +28,15 @@ try:
 except ImportError:  # Not on Windows: there nothing keeps two processes apart.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["RunError", "RunFolder", "find_runs", "new_folder"]
+__all__ = ["RunError", "RunFolder", "RunMisuseError", "find_runs", "new_folder"]
 
 
 class RunError(Exception):
     """A run that cannot be started, read or gone on with, in a sentence that says what to do."""
+
+
+class RunMisuseError(RunError, MisuseError):
+    """The same where what was asked for is wrong: another folder or flag would do."""
 
 
 class RunFolder:
@@ -64,7 +69,7 @@ class RunFolder:
         # What a run left that was killed while its folder was being made is nobody's.
         if any(not is_leftover(file) and file != folder.lock for file in files):
             again = f"`fmol resume {path}`" if folder.config.exists() else "another folder"
-            raise RunError(
+            raise RunMisuseError(
                 f"`{path}` is not empty, and a run overwrites nothing. Name a new folder with "
                 f"`--out`, or go on with {again}."
             )
@@ -76,9 +81,9 @@ class RunFolder:
         """The run folder at `path`; raises where there is none."""
         folder = cls(path)
         if not folder.path.is_dir():
-            raise RunError(f"there is no folder `{path}`. Name the folder of a run.")
+            raise RunMisuseError(f"there is no folder `{path}`. Name the folder of a run.")
         if not folder.config.is_file():
-            raise RunError(
+            raise RunMisuseError(
                 f"`{path}` is not the folder of a run: it has no `{folder.config.name}`. Name one "
                 "that `fmol run` has made."
             )
@@ -134,7 +139,9 @@ class RunFolder:
         """The content of one of the folder's JSON files; raises where it is not whole."""
         try:
             data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except ValueError as error:
             raise RunError(f"`{path}` cannot be read: {error}. It may be damaged.") from error
         return data
 
@@ -176,13 +183,15 @@ class RunFolder:
         environment = self.read_json(self.environment) if self.environment.exists() else {}
         try:
             reports, final, stopped = read_metrics(self.metrics)
+        except OSError as error:
+            raise _unreadable(self.metrics, error) from error
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"`{self.metrics}` cannot be read: {error}. If only its end is damaged, `fmol resume "
                 f"{self.path}` goes back to the last checkpoint before that."
             ) from error
         if not self.federation.is_file():
-            raise RunError(f"`{self.path}` has no `{self.federation.name}`. Resume the run.")
+            raise RunMisuseError(f"`{self.path}` has no `{self.federation.name}`. Resume the run.")
         return RunRecord(
             name=name or self.path.name,
             algorithm=str(tables["algorithm"]["name"]),
@@ -196,6 +205,11 @@ class RunFolder:
             command=environment.get("command", ""),
             notes=tuple(environment.get("notes", ())),
         )
+
+
+def _unreadable(path: Path, error: OSError) -> RunMisuseError:
+    reason = error.strerror or str(error)
+    return RunMisuseError(f"`{path}` cannot be read: {reason}. Give leave to, or name another run.")
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:

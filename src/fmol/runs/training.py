@@ -34,7 +34,7 @@ from fmol.result import Result, Snapshot
 from fmol.rounds import Algorithm, Checkpoint, RoundReport
 from fmol.runs.checkpoints import SavedState, remove_old, save_checkpoint
 from fmol.runs.environment import describe_environment
-from fmol.runs.folder import RunError, RunFolder, plain_numbers
+from fmol.runs.folder import RunError, RunFolder, RunMisuseError, plain_numbers
 from fmol.runs.identity import changed_keys, changed_versions, fingerprint, versions
 from fmol.runs.metrics_log import MetricsLog, read_metrics
 from fmol.training import Callback, fit
@@ -150,7 +150,7 @@ def resume(
     folder = RunFolder.open(path)
     tables = read_file(folder.config)
     if tables.get("problem", {}).get("name") == FLOWER_APP:
-        raise RunError(
+        raise RunMisuseError(
             f"the clients of the run in `{folder.path}` are sites of a Flower app. Start that app "
             "again with the same folder, and it goes on."
         )
@@ -216,7 +216,7 @@ def train(
     if saved is not None:
         said += _changes(folder, saved, identity, anyway, say)
         if saved.rounds > options.rounds:
-            raise RunError(
+            raise RunMisuseError(
                 f"`rounds` is {options.rounds}, and {saved.rounds} are done already in "
                 f"`{folder.path}`. Give at least as many."
             )
@@ -381,7 +381,7 @@ def _changes(
     """What has changed since the checkpoint and does no harm; raises for what would."""
     changes = changed_keys(saved.identity["config"], identity["config"])
     if changes:
-        raise RunError(
+        raise RunMisuseError(
             f"the config is not what the run in `{folder.path}` was started with: "
             f"{'; '.join(changes)}. Results would be of neither. Change it back, or start a new run."
         )
