@@ -29,6 +29,7 @@ __all__ = [
     "OptionsError",
     "Positive",
     "Range",
+    "certain_problems",
     "check_options",
     "expected",
     "explain_options",
@@ -298,28 +299,7 @@ def read_options(
     `"none"` stands for None, a list for a tuple, and a table with a `name` for one of `choices`.
     """
     known = list_options(owner)
-    problems: list[str] = []
-    good: dict[str, Any] = {}
-    bad: set[str] = set()
-    for name, value in values.items():
-        if name not in known:
-            hint = nearest(name, known)
-            owner_name = called or owner.__name__
-            problems.append(
-                f"`{name}` is not an option of {owner_name}, got {value!r}. "
-                + (f"Did you mean `{hint}`?" if hint else f"It has {_listed(known)}.")
-            )
-            continue
-        option = known[name]
-        try:
-            good[name] = _read(option.kind, value, choices or {})
-        except OptionsError as error:
-            problems += [f"in `{name}`: {problem}" for problem in error.problems]
-            bad.add(name)
-            continue
-        if not fits(option.kind, good[name]):
-            problems.append(_must_be(option, value, choices))
-            bad.add(name)
+    good, bad, problems = _read_each(known, values, choices, called or owner.__name__)
     for name, option in known.items():
         if option.default is MISSING and name not in values:
             problems.append(f"`{name}` must be given: {expected(option.kind, choices)}.")
@@ -334,6 +314,50 @@ def read_options(
         raise
     except ValueError as error:
         raise OptionsError(called or owner.__name__, [str(error)]) from error
+
+
+def certain_problems(
+    owner: type, values: Mapping[str, Any], choices: Choices | None = None, called: str = ""
+) -> list[str]:
+    """What is wrong with `values` whatever the options are that are not among them.
+
+    >>> from fmol import FSMGDA
+    >>> certain_problems(FSMGDA, {"local_lr": -1.0})
+    ['`local_lr` must be a finite number of at least 0 or a callable, got -1.0.']
+    """
+    known = list_options(owner)
+    good, bad, problems = _read_each(known, values, choices, called or owner.__name__)
+    filled = {name: good.get(name, option.default) for name, option in known.items()}
+    absent = [name for name in known if name not in values]
+    return [*problems, *_joint_problems(owner, filled, [*bad, *absent])]
+
+
+def _read_each(
+    known: Mapping[str, Option], values: Mapping[str, Any], choices: Choices | None, called: str
+) -> tuple[dict[str, Any], set[str], list[str]]:
+    """Each value by itself: those that could be read, the names of those that are wrong, and why."""
+    problems: list[str] = []
+    good: dict[str, Any] = {}
+    bad: set[str] = set()
+    for name, value in values.items():
+        if name not in known:
+            hint = nearest(name, known)
+            problems.append(
+                f"`{name}` is not an option of {called}, got {value!r}. "
+                + (f"Did you mean `{hint}`?" if hint else f"It has {_listed(known)}.")
+            )
+            continue
+        option = known[name]
+        try:
+            good[name] = _read(option.kind, value, choices or {})
+        except OptionsError as error:
+            problems += [f"in `{name}`: {problem}" for problem in error.problems]
+            bad.add(name)
+            continue
+        if not fits(option.kind, good[name]):
+            problems.append(_must_be(option, value, choices))
+            bad.add(name)
+    return good, bad, problems
 
 
 def _read(kind: Any, value: Any, choices: Choices) -> Any:

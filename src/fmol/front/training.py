@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -82,10 +83,7 @@ def train_front(
     flags = dict(flags or {})
     options = options or FrontOptions()
     methods = read_methods(options.method)
-    wrong = [text for method in methods for text in method.problems(tables, flags)]
-    if wrong:
-        raise ConfigError(list(dict.fromkeys(wrong)))
-    base = read_config(tables, flags)
+    base = _base(tables, flags, methods)
     for note in base.notes:
         say(note)
     say(f"building the problem {base.problem}")
@@ -127,6 +125,21 @@ def train_front(
             f"{len(failed)} of {len(planned)} points failed: {', '.join(failed)}. {write}"
         )
     return path, front
+
+
+def _base(tables: Mapping[str, Any], flags: Mapping[str, str], methods: Sequence[Method]) -> Config:
+    """What all points have in common, checked as a whole."""
+    wrong: list[str] = []
+    with contextlib.suppress(ConfigError):  # Which algorithm is meant is not known: said below.
+        wrong += [text for method in methods for text in method.problems(tables, flags)]
+    wrong = list(dict.fromkeys(wrong))
+    try:
+        base = read_config(tables, flags)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *wrong]) from error.__cause__
+    if wrong:
+        raise ConfigError(wrong)
+    return base
 
 
 def _command() -> str:
