@@ -298,18 +298,19 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def find_source(tables: Mapping[str, Any], flags: Mapping[str, str]) -> Source:
     """Which problem and algorithm are meant; raises `ConfigError` where that cannot be told."""
-    names, kinds, problems = _look_up(tables, flags)
+    names, kinds, problems, cause = _look_up(tables, flags)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(problems) from cause
     return Source(names["problem"], kinds["problem"], names["algorithm"], kinds["algorithm"])
 
 
 def _look_up(
     tables: Mapping[str, Any], flags: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, type], list[str]]:
-    """What problem and algorithm are called, what they are as far as that can be told, and what is
-    wrong with their names."""
+) -> tuple[dict[str, Any], dict[str, type], list[str], ProblemError | None]:
+    """What problem and algorithm are called, what they are as far as that can be told, what is wrong
+    with their names, and the error of which that came."""
     problems: list[str] = []
+    cause = None
     names: dict[str, Any] = {}
     for table, default in (("problem", None), ("algorithm", next(iter(ALGORITHMS)))):
         given = tables.get(table)
@@ -328,6 +329,7 @@ def _look_up(
             kinds["problem"] = find_problem(names["problem"])
         except ProblemError as error:
             problems.append(str(error))
+            cause = error
     if isinstance(names["algorithm"], str):
         chosen = names["algorithm"].lower()
         if chosen in ALGORITHMS:
@@ -338,7 +340,7 @@ def _look_up(
                 f"`algorithm` must be one of {list(ALGORITHMS)}, got {names['algorithm']!r}."
                 + (f" Did you mean `{hint}`?" if hint else "")
             )
-    return names, kinds, problems
+    return names, kinds, problems, cause
 
 
 def read_config(
@@ -360,12 +362,12 @@ def read_config(
         "problem": _table(tables, "problem"),
         "algorithm": _table(tables, "algorithm"),
     }
-    names, kinds, problems = _look_up(tables, flags)
+    names, kinds, problems, cause = _look_up(tables, flags)
     if problems:
         for table in TABLES:  # What a file says of another than the flag's may be left out.
             if flags.get(table) and _table_name(tables, table) not in (None, names[table]):
                 given[table] = {}
-        raise ConfigError([*problems, *_other_problems(given, flags, names, kinds)])
+        raise ConfigError([*problems, *_other_problems(given, flags, names, kinds)]) from cause
     source = Source(names["problem"], kinds["problem"], names["algorithm"], kinds["algorithm"])
     notes = []
     if flags.get("algorithm") and _table_name(tables, "algorithm") not in (

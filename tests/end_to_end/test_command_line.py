@@ -359,8 +359,8 @@ def test_the_problem_is_found_among_the_values_of_flags(arguments: list[str]) ->
 
 def test_what_is_wrong_with_ones_own_module_is_said_whatever_flags_there_are() -> None:
     write("own_broken.py", "1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
-        invoke("run", "--tensorboard", "own_broken:federation")
+    said = invoke("run", "--tensorboard", "own_broken:federation", code=2).stderr
+    assert "line 1 of `own_broken.py` raised ZeroDivisionError" in said
     said = invoke("run", "--hot", "no_such_module_here:federation", code=2).stderr
     assert "there is no module `no_such_module_here`" in said
 
@@ -410,16 +410,25 @@ def test_ones_own_problem_runs_and_goes_on_like_a_built_in_one(name: str) -> Non
     assert rounds_in("new") == 2
 
 
-def test_ones_own_module_that_fails_shows_where() -> None:
-    write("own_fails.py", "import a_package_that_is_missing\n")
-    result = CliRunner().invoke(fmol, ["run", "own_fails:federation"], prog_name="fmol")
-    assert result.exit_code == 1
-    shown = result.stderr + str(result.exception)
-    assert "a_package_that_is_missing" in shown
-    write("own_raises.py", "raise ValueError('something of mine')\n")
-    result = invoke("run", "own_raises:federation", code=1)
-    assert "something of mine" in result.stderr
-    assert "own_raises.py" in result.stderr
+@pytest.mark.parametrize("command", ["run", "sweep", "problems", "front"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import a_package_that_is_missing", "raised ModuleNotFoundError: No module named"),
+        ("raise ValueError('something of mine')", "raised ValueError: something of mine. Mend it"),
+        ("def federation(:", "has a syntax error: invalid syntax. Mend it"),
+    ],
+)
+def test_ones_own_file_that_fails_is_said_in_a_sentence_with_its_line(
+    command: str, text: str, said: str
+) -> None:
+    write("own_fails.py", f"\n{text}\n")
+    grid = ["--grid", "seed=0"] if command == "sweep" else []
+    for name in ("own_fails.py:federation", "own_fails:federation"):
+        result = invoke(command, name, *grid, code=2)
+        assert "Traceback" not in result.stderr
+        assert "cannot be imported: line 2 of `own_fails.py` " in result.stderr
+        assert said in result.stderr
 
 
 def test_a_file_says_what_to_run_and_flags_win() -> None:

@@ -6,11 +6,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Any, get_type_hints
 
@@ -33,6 +36,9 @@ PROBLEMS: Mapping[str, str] = {
     "adult": "fmol.problems.adult:Adult",
 }
 """Name → where the problem is: a dataclass of options with `build(data_dir) -> Federation`."""
+
+LONGEST = 600
+"""Characters of an error of one's own code that are shown."""
 
 
 class ProblemError(MisuseError):
@@ -79,9 +85,11 @@ def _module(module: str, reference: str) -> ModuleType:
     try:
         if module and not module.startswith("."):
             return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # The module is there; what it imports is not.
+    except (Exception, SystemExit) as error:
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        # The module may be there, and what it imports not.
+        if absent is None or not f"{module}.".startswith(f"{absent}."):
+            raise _broken(error, module, f"python -m {module}") from error
     raise ProblemError(
         f"there is no module `{module}`, got `{reference}`. Run from the folder that holds it, "
         "install it, or give the path of its file."
@@ -105,10 +113,49 @@ def _file(path: Path, reference: str) -> ModuleType:
     sys.modules[name] = found  # Dataclasses look their module up by name.
     try:
         spec.loader.exec_module(found)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, Exception | SystemExit):
+            raise _broken(error, str(path), f"python {path}") from error
         raise
     return found
+
+
+def _broken(error: BaseException, called: str, again: str) -> ProblemError:
+    """The error for a module of one's own that raised something when it was imported."""
+    place = _place(error)
+    at = f"line {place[1]} of `{_shown(place[0])}` " if place else ""
+    text = shorten(str(error), LONGEST, placeholder=" …").rstrip(".")
+    if isinstance(error, SyntaxError):
+        what = f"{at}has a syntax error: {error.msg}" if at else f"it has a syntax error: {text}"
+    else:
+        what = f"{at or 'it '}raised {type(error).__name__}" + (f": {text}" if text else "")
+    return ProblemError(
+        f"`{called}` cannot be imported: {what}. Mend it; `{again}` shows the whole traceback."
+    )
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """File and line where one's own code raised an error, however deep in a library it arose."""
+    if isinstance(error, SyntaxError):
+        return (error.filename, error.lineno) if error.filename and error.lineno else None
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(each.filename, each.lineno) for each in frames if each.lineno is not None]
+    own = [place for place in places if not _is_library(Path(place[0]))]
+    return own[-1] if own else None
+
+
+def _is_library(path: Path) -> bool:
+    """Whether a file is Python's, fmol's or an installed package's."""
+    folders = [sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")]
+    folders.append(str(Path(__file__).parents[1]))
+    # What is frozen into Python has no path.
+    return not path.is_absolute() or any(path.is_relative_to(each) for each in folders)
+
+
+def _shown(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def _as_problem(found: Any, name: str) -> type:
