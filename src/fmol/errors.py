@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fmol.result import Result
 
-__all__ = ["FmolError", "LossError", "MissingObjectiveError", "MisuseError", "RefusedError"]
+__all__ = [
+    "FmolError",
+    "LossError",
+    "MisfitError",
+    "MissingObjectiveError",
+    "MisuseError",
+    "RefusedError",
+]
 
 
 class FmolError(RuntimeError):
     """A run that could not go on. `result` holds what was reached before the failing round."""
 
     result: Result | None = None
+
+
+class MisfitError(FmolError, ValueError):
+    """Data that the model cannot take: too wide, too narrow, or of another dtype."""
 
 
 class MisuseError(ValueError):

@@ -516,6 +516,18 @@ def test_a_file_that_ones_own_code_misses_is_shown_where() -> None:
     assert "missing.csv" in result.stderr
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "flower"])
+def test_data_that_the_model_cannot_take_are_said_in_a_sentence(engine: str) -> None:
+    write("own_width.py", OWN.replace("x = torch.randn(samples, 2)", "x = torch.ones(samples, 3)"))
+    result = run_into("new", "own_width:federation", "--engine", engine, "--rounds", "1", code=1)
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert (
+        "cannot take `data` of client `c`, inputs of shape [6, 3]: Linear wants 2" in result.stderr
+    )
+    assert "Traceback" not in result.stderr
+    assert not Path("new").exists()
+
+
 @pytest.mark.parametrize("name", ["environment.json", "federation.json", "metrics.jsonl"])
 def test_a_file_of_a_run_that_cannot_be_read_is_misuse(runs: Path, name: str) -> None:
     path = runs / "run-0" / name
