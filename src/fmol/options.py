@@ -185,7 +185,51 @@ def _must_be(option: Option, value: object, choices: Choices | None = None) -> s
     words = [str(w) for k in kinds_in(option.kind) if get_origin(k) is Literal for w in get_args(k)]
     words += [word for k in kinds_in(option.kind) for word in (choices or {}).get(k, ())]
     hint = nearest(value, words) if isinstance(value, str) else None
-    return f"{sentence} Did you mean {hint!r}?" if hint else sentence
+    if hint:
+        return f"{sentence} Did you mean {hint!r}?"
+    return sentence if choices is not None else sentence + _advice(option, value)
+
+
+def _advice(option: Option, value: object) -> str:
+    """What to write in Python for what a config file would have; empty where it has nothing to do
+    with one."""
+    # Here, where a value is wrong: what can be named is known to those that know all of it.
+    from fmol.config import CHOICES
+
+    named = {n: each for kind in kinds_in(option.kind) for n, each in CHOICES.get(kind, {}).items()}
+    if not named or not isinstance(value, str | Mapping):
+        return ""
+    plain = parse_text(option.kind, value) if isinstance(value, str) else None
+    if isinstance(plain, int | float) and fits(option.kind, plain):
+        return f" Write `{plain!r}`."
+    call, home = _as_call(option.kind, value, CHOICES)
+    if call:
+        return f" Write `{call}` (from {home})."
+    classes = ", ".join(each.__name__ for each in named.values())
+    return f" Give an object of your own, or of {classes} (from {home})."
+
+
+def _as_call(kind: Any, value: Any, choices: Choices) -> tuple[str, str]:
+    """A value of a config file as Python would have it, empty where there is none; and where its class
+    is to be found."""
+    named = {n: each for part in kinds_in(kind) for n, each in choices.get(part, {}).items()}
+    table = parse_text(kind, value) if isinstance(value, str) and value not in named else value
+    table = table if isinstance(table, Mapping) else {"name": table}
+    name = str(table.get("name"))
+    chosen = named.get(name) or named.get(nearest(name, named) or "")
+    # `fmol.rules.cone` is one of those whose names `fmol.rules` gives.
+    home = ".".join((chosen or next(iter(named.values()))).__module__.split(".")[:2])
+    if chosen is None:
+        return "", home
+    said = []
+    for each, option in list_options(chosen).items():
+        if each in table:
+            inner = any(part in choices for part in kinds_in(option.kind))
+            call = _as_call(option.kind, table[each], choices)[0] if inner else ""
+            said.append(f"{each}={call or repr(table[each])}")
+        elif option.default is MISSING:
+            said.append(f"{each}=…")
+    return f"{chosen.__name__}({', '.join(said)})", home
 
 
 def fits(kind: Any, value: object) -> bool:
