@@ -23,7 +23,7 @@ from fmol.cli.commands import fmol
 from fmol.cli.sweep import _Apart, read_grid
 from fmol.config import ALGORITHMS
 from fmol.problems import PROBLEMS
-from fmol.runs import RunFolder
+from fmol.runs import RunError, RunFolder
 
 SMALL = ["--clients", "3", "--samples", "8", "--dimension", "3", "--local-steps", "1"]
 QUADRATIC = ["quadratic", *SMALL, "--rounds", "2"]
@@ -745,6 +745,95 @@ def test_the_report_of_what_is_no_run_says_so() -> None:
     assert "there is no folder" in invoke("report", "nowhere", code=2).stderr
     assert "there is no folder" in invoke("compare", "nowhere", code=2).stderr
     assert "RUNS" in invoke("report", code=2).stderr
+
+
+def cut(lines: list[bytes], at: int) -> list[bytes]:
+    return [*lines[:at], lines[at][:50] + b"\n", *lines[at + 1 :]]
+
+
+def garbled(lines: list[bytes], at: int, by: bytes) -> list[bytes]:
+    return [*lines[:at], by + b"\n", *lines[at + 1 :]]
+
+
+FINAL = "how the trained model stands"
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize(
+    ("damage", "said", "rounds"),
+    [
+        (lambda lines: cut(lines, 2), "is damaged in line 3: round 2 is left out.", 6),
+        (lambda lines: cut(cut(lines, 0), 2), "in lines 1 and 3: rounds 0 and 2 are left out.", 6),
+        (lambda lines: garbled(lines, 1, b"\0" * 40), "in line 2: round 1 is left out.", 6),
+        (lambda lines: garbled(lines, 1, b"[]"), "in line 2: round 1 is left out.", 6),
+        (lambda lines: garbled(lines, 1, b'{"kind": "x"}'), "in line 2: round 1 is left out.", 6),
+        (lambda lines: garbled(lines, 1, lines[3][:-1]), "in lines 3 to 4: rounds 1 to 2 are", 6),
+        (
+            lambda lines: [*lines[:2], lines[2][:50] + lines[3], *lines[4:]],
+            "in line 3: rounds 2 to 3 are left out.",
+            6,
+        ),
+        (lambda lines: cut(lines, 6), f"in line 7: {FINAL} is left out.", 6),
+        (lambda lines: [*lines[:6], lines[6][:50]], f"in line 7: {FINAL} is left out.", 6),
+        (lambda lines: cut(cut(lines, 6), 5), f"in lines 6 to 7: round 5 and {FINAL} are", 5),
+        (
+            lambda lines: [b"".join(lines).replace(b"\n", b"\r")],
+            f"in line 1: rounds 0 to 5 and {FINAL} are left out.",
+            0,
+        ),
+        (lambda lines: [], f"is not whole: rounds 0 to 5 and {FINAL} are left out.", 0),
+        (lambda lines: lines[:4], f"is not whole: rounds 4 to 5 and {FINAL} are left out.", 4),
+    ],
+)
+def test_damaged_metrics_are_said_with_their_lines_and_the_rest_is_shown(
+    command: str, damage: Callable[[list[bytes]], list[bytes]], said: str, rounds: int
+) -> None:
+    run_into("new", "quadratic", *SMALL, "--rounds", "6")
+    metrics = Path("new/metrics.jsonl")
+    metrics.write_bytes(b"".join(damage(metrics.read_bytes().splitlines(keepends=True))))
+    result = invoke(command, "new", "--out", "page.html", "--quiet")
+    assert f"`{metrics}` is " in result.stderr
+    assert said in result.stderr
+    assert result.stderr.endswith("The rest is shown.\n")
+    assert len(result.stderr.splitlines()) == 1
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert said.replace("`", "") in page
+    assert f'"done":{rounds}' in page.replace('"done": ', '"done":')
+
+
+def test_metrics_that_are_gone_are_said_to_be(runs: Path) -> None:
+    (runs / "run-0" / "metrics.jsonl").unlink()
+    said = invoke("report", str(runs / "run-0")).stderr
+    assert "metrics.jsonl` is missing: rounds 0 to 1 and how the trained model stands are" in said
+    (runs / "run-0" / "summary.json").unlink()
+    said = invoke("report", str(runs / "run-0")).stderr
+    assert "metrics.jsonl` is missing: rounds 0 to 1 are left out." in said
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"ki', b'{"kind": "round", "round": 2, "coh', b"\0" * 90])
+def test_a_last_line_that_was_cut_short_by_a_kill_is_no_damage(runs: Path, rest: bytes) -> None:
+    folder = runs / "run-0"
+    metrics = folder / "metrics.jsonl"
+    whole = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join(whole[:2]) + rest)
+    (folder / "summary.json").unlink()
+    assert invoke("report", str(folder)).stderr == ""
+    assert rounds_in(folder) == 2
+    assert RunFolder(folder).record().final is None
+
+
+def test_a_record_in_python_is_of_whole_metrics_unless_somebody_is_told(runs: Path) -> None:
+    folder = RunFolder(runs / "run-0")
+    folder.metrics.write_bytes(b"xx\n" + folder.metrics.read_bytes().split(b"\n", 1)[1])
+    with pytest.raises(RunError, match=r"is damaged in line 1: round 0 is left out. `fmol report"):
+        folder.record()
+    said: list[str] = []
+    record = folder.record(say=said.append)
+    assert [report.round for report in record.reports] == [1]
+    assert (record.rounds, len(said)) == (2, 1)
+    assert "round 0 is left out" in record.notes[-1]
+    folder.summary.write_text("{", encoding="utf-8")
+    assert folder.record(say=said.append).rounds == 2
 
 
 def test_runs_are_compared_one_by_one_or_by_their_folder(runs: Path) -> None:

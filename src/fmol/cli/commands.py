@@ -172,13 +172,14 @@ def report(
         raise RunMisuseError(
             f"`--out` names one file and there are {len(folders)} runs. Use `compare`."
         )
-    baseline = RunFolder.open(alone).record() if alone else None
+    baseline = RunFolder.open(alone).record(say=console.complain) if alone else None
     for folder in folders:
-        path = write_report(out or folder.report, [folder.record()], alone=baseline)
+        record = folder.record(say=console.complain)
+        path = write_report(out or folder.report, [record], alone=baseline)
         console.print(f"report: {path}")
         if figures is not None:
             to = figures if len(folders) == 1 else figures / folder.path.name
-            console.print(*_write_figures(to, [folder.record()]))
+            console.print(*_write_figures(to, [record]))
 
 
 @fmol.command()
@@ -195,7 +196,7 @@ def report(
 def compare(runs: Sequence[Path], out: Path, figures: Path | None, quiet: bool) -> None:
     """Puts several RUNs (or folders of runs) into one report, seeds of one setting with a band."""
     console = Console(quiet)
-    records = [folder.record() for folder in find_runs(runs)]
+    records = [folder.record(say=console.complain) for folder in find_runs(runs)]
     console.print(*compare_table(records))
     out.parent.mkdir(parents=True, exist_ok=True)
     console.print(f"report: {write_report(out, records)}")
@@ -240,7 +241,8 @@ def sweep(
     flags = ConfigCommand.flags(ctx) | ({} if is_file(problem) else {"problem": problem})
     with console:
         folder, failed = run_sweep(tables, flags, combinations, out, jobs, console)
-    records = [RunFolder(each.parent).record() for each in sorted(folder.glob("*/summary.json"))]
+    ended = [RunFolder(each.parent) for each in sorted(folder.glob("*/summary.json"))]
+    records = [each.record(say=console.complain) for each in ended]
     if records:
         console.print(*compare_table(records))
         console.print(f"report: {write_report(folder / 'comparison.html', records)}")
