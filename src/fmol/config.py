@@ -41,7 +41,7 @@ from fmol.options import (
 )
 from fmol.participation import Everyone, Fraction, Number, Participation, Stratified
 from fmol.precision import Precision, check_precision
-from fmol.problems import PROBLEMS, ProblemError, find_problem
+from fmol.problems import PROBLEMS, ProblemError, find_problem, problem_file
 from fmol.rounds import Algorithm
 from fmol.rules import (
     Capped,
@@ -226,6 +226,8 @@ class Config:
     run: RunOptions
     notes: tuple[str, ...] = ()
     """What was not taken as given, in words."""
+    problem_file: Path | None = None
+    """The file that the problem is in, where it is named by one."""
 
     def build(self) -> Federation:
         """The federation to train."""
@@ -296,16 +298,22 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError([f"`{path}` is not valid TOML: {error}."]) from error
 
 
-def find_source(tables: Mapping[str, Any], flags: Mapping[str, str]) -> Source:
-    """Which problem and algorithm are meant; raises `ConfigError` where that cannot be told."""
-    names, kinds, problems, cause = _look_up(tables, flags)
+def find_source(
+    tables: Mapping[str, Any], flags: Mapping[str, str], known_file: Path | None = None
+) -> Source:
+    """Which problem and algorithm are meant; raises `ConfigError` where that cannot be told.
+
+    `known_file` is as for `read_config`.
+    """
+    known_file = None if flags.get("problem") else known_file
+    names, kinds, problems, cause = _look_up(tables, flags, known_file)
     if problems:
         raise ConfigError(problems) from cause
     return Source(names["problem"], kinds["problem"], names["algorithm"], kinds["algorithm"])
 
 
 def _look_up(
-    tables: Mapping[str, Any], flags: Mapping[str, str]
+    tables: Mapping[str, Any], flags: Mapping[str, str], known_file: Path | None
 ) -> tuple[dict[str, Any], dict[str, type], list[str], ProblemError | None]:
     """What problem and algorithm are called, what they are as far as that can be told, what is wrong
     with their names, and the error of which that came."""
@@ -326,7 +334,7 @@ def _look_up(
     kinds: dict[str, type] = {}
     if isinstance(names["problem"], str):
         try:
-            kinds["problem"] = find_problem(names["problem"])
+            kinds["problem"] = find_problem(names["problem"], known_file)
         except ProblemError as error:
             problems.append(str(error))
             cause = error
@@ -344,13 +352,16 @@ def _look_up(
 
 
 def read_config(
-    tables: Mapping[str, Any] | None = None, flags: Mapping[str, str] | None = None
+    tables: Mapping[str, Any] | None = None,
+    flags: Mapping[str, str] | None = None,
+    known_file: Path | None = None,
 ) -> Config:
     """The config that a file's `tables` and a command line's `flags` make; flags win.
 
     Flags are by option name, with underscores, `problem` and `algorithm` among them. What is given
-    nowhere is what the problem recommends, else the option's own default. Raises `ConfigError` with
-    all that is wrong.
+    nowhere is what the problem recommends, else the option's own default. `known_file` is where the
+    problem's own file was found before, if it is named by one: whatever the working folder, it is
+    looked for there first. Raises `ConfigError` with all that is wrong.
 
     >>> config = read_config({"problem": "multidigits", "rounds": 5}, {"local_steps": "3"})
     >>> config.run.rounds, config.algorithm, config.algorithm_options.local_steps
@@ -362,7 +373,8 @@ def read_config(
         "problem": _table(tables, "problem"),
         "algorithm": _table(tables, "algorithm"),
     }
-    names, kinds, problems, cause = _look_up(tables, flags)
+    known_file = None if flags.get("problem") else known_file  # A flag's is another.
+    names, kinds, problems, cause = _look_up(tables, flags, known_file)
     if problems:
         for table in TABLES:  # What a file says of another than the flag's may be left out.
             if flags.get(table) and _table_name(tables, table) not in (None, names[table]):
@@ -421,6 +433,7 @@ def read_config(
         read["algorithm"],
         read["run"],
         tuple(notes),
+        problem_file(source.problem, known_file),
     )
 
 

@@ -23,7 +23,7 @@ from fmol.cli.commands import fmol
 from fmol.cli.sweep import _Apart, read_grid
 from fmol.config import ALGORITHMS
 from fmol.problems import PROBLEMS
-from fmol.runs import RunError, RunFolder
+from fmol.runs import RunError, RunFolder, resume
 
 SMALL = ["--clients", "3", "--samples", "8", "--dimension", "3", "--local-steps", "1"]
 QUADRATIC = ["quadratic", *SMALL, "--rounds", "2"]
@@ -693,6 +693,80 @@ def test_a_flag_that_would_change_results_is_refused_by_its_key(
     before = everything_in(folder)
     assert key in invoke("resume", str(folder), *flags, code=2).stderr
     assert everything_in(folder) == before
+
+
+def test_a_run_of_ones_own_file_goes_on_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("project/far/own_any.py", OWN)
+    write("elsewhere/far/own_any.py", "raise ValueError('another file of this name')\n")
+    monkeypatch.chdir("project")
+    run_into("../runs/new", "far/own_any.py:federation", "--rounds", "1", "--samples", "4")
+    run_into("../runs/whole", "far/own_any.py:federation", "--rounds", "3", "--samples", "4")
+    problem = config_of("../runs/new")["problem"]
+    assert problem["name"] == "far/own_any.py:federation"
+    environment = json.loads(Path("../runs/new/environment.json").read_text(encoding="utf-8"))
+    assert environment["problem_file"] == "../../project/far/own_any.py"
+    for place, rounds in (("elsewhere", "2"), ("runs/new", "3")):
+        monkeypatch.chdir(tmp_path / place)
+        new = os.path.relpath(tmp_path / "runs" / "new")
+        result = invoke("resume", new, "--rounds", rounds)
+        assert "own_any.py:federation in " in result.stderr
+        assert "--samples" in invoke("resume", new, "--help").stdout
+    assert config_of(".")["problem"] == problem
+    model = "model.safetensors"
+    assert Path(model).read_bytes() == Path("../whole", model).read_bytes()
+
+
+def test_a_run_and_ones_own_file_may_move_together_or_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write("project/own_moved.py", OWN)
+    monkeypatch.chdir("project")
+    run_into("runs/new", "own_moved.py:federation", "--rounds", "1")
+    monkeypatch.chdir("..")
+    Path("project").rename("moved")
+    invoke("resume", "moved/runs/new", "--rounds", "2")
+    Path("moved/own_moved.py").rename("own_moved.py")
+    result = invoke("resume", "moved/runs/new", "--rounds", "3")
+    assert "of this folder: `" in result.stderr
+    assert "moved/own_moved.py` is gone" in result.stderr.replace("\\", "/")
+    monkeypatch.chdir("moved")  # It is known by now where the file is.
+    invoke("resume", "runs/new", "--rounds", "4")
+    Path("../own_moved.py").unlink()
+    result = invoke("resume", "runs/new", "--rounds", "5", code=2)
+    assert "own_moved.py` any more, and no `own_moved.py` here. Put it back" in result.stderr
+    assert rounds_in("runs/new") == 4
+
+
+def test_a_run_folder_that_does_not_know_its_file_goes_on_where_the_file_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those do that earlier versions have made."""
+    write("own_old.py", OWN)
+    run_into("new", "own_old.py:federation", "--rounds", "1")
+    path = Path("new/environment.json")
+    environment = json.loads(path.read_text(encoding="utf-8"))
+    del environment["problem_file"]
+    path.write_text(json.dumps(environment), encoding="utf-8")
+    Path("other").mkdir()
+    monkeypatch.chdir("other")
+    assert "there is no file `own_old.py`" in invoke("resume", "../new", code=2).stderr
+    monkeypatch.chdir("..")
+    invoke("resume", "new", "--rounds", "2")
+    monkeypatch.chdir("other")
+    invoke("resume", "../new", "--rounds", "3")
+    assert rounds_in("../new") == 3
+
+
+def test_another_problem_than_a_runs_own_is_refused_wherever_its_file_is() -> None:
+    write("own_first.py", OWN)
+    write("own_second.py", OWN)
+    run_into("new", "own_first.py:federation", "--rounds", "1")
+    with pytest.raises(
+        RunError, match=r"was own_first.py:federation and is own_second.py:federation"
+    ):
+        resume("new", flags={"problem": "own_second.py:federation"})
 
 
 def test_resuming_what_is_no_run_says_so() -> None:

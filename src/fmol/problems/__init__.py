@@ -23,7 +23,7 @@ from fmol.errors import MisuseError
 from fmol.federation import Federation
 from fmol.options import nearest
 
-__all__ = ["PROBLEMS", "ProblemError", "find_problem"]
+__all__ = ["PROBLEMS", "ProblemError", "find_problem", "problem_file"]
 
 PROBLEMS: Mapping[str, str] = {
     "multidigits": "fmol.problems.multidigits:MultiDigits",
@@ -45,11 +45,25 @@ class ProblemError(MisuseError):
     """A problem that is not where it was looked for, or cannot be used as one."""
 
 
-def find_problem(name: str) -> type:
+def problem_file(name: str, known: Path | None = None) -> Path | None:
+    """The file that `file.py:name` is in: `known` if there is such a file, else by its path from the
+    working folder. None for other names.
+
+    >>> str(problem_file("own.py:federation")), problem_file("quadratic")
+    ('own.py', None)
+    """
+    module, colon, _ = name.rpartition(":")
+    if not colon or not module.endswith(".py"):
+        return None
+    return known if known is not None and known.is_file() else Path(module)
+
+
+def find_problem(name: str, known: Path | None = None) -> type:
     """The dataclass of the problem called `name`: a built-in one, or `module:name` of one's own.
 
     One's own is a `Federation`, a function that returns one (its arguments are the options), or a
-    dataclass with `build(data_dir)`; `module` may be a path to a file.
+    dataclass with `build(data_dir)`; `module` may be a path to a file, and `known` is where that file
+    was before.
 
     >>> find_problem("multidigits").__name__
     'MultiDigits'
@@ -65,7 +79,8 @@ def find_problem(name: str) -> type:
             f"`problem` must be one of {', '.join(PROBLEMS)}, a file that ends in .toml, or your own "
             f"as `module:name`, got {name!r}." + (f" Did you mean `{hint}`?" if hint else "")
         )
-    module_found = _module(module_name, name)
+    file = problem_file(name, known)
+    module_found = _module(module_name, name) if file is None else _file(file, name, known)
     if not hasattr(module_found, attribute):
         public = [each for each in vars(module_found) if not each.startswith("_")]
         hint = nearest(attribute, public)
@@ -77,8 +92,6 @@ def find_problem(name: str) -> type:
 
 
 def _module(module: str, reference: str) -> ModuleType:
-    if module.endswith(".py"):
-        return _file(Path(module), reference)
     here = str(Path.cwd())
     if here not in sys.path:  # As `python -m` does: one's own modules are where one works.
         sys.path.insert(0, here)
@@ -96,9 +109,14 @@ def _module(module: str, reference: str) -> ModuleType:
     )
 
 
-def _file(path: Path, reference: str) -> ModuleType:
+def _file(path: Path, reference: str, known: Path | None) -> ModuleType:
     if not path.is_file():
-        raise ProblemError(f"there is no file `{path}`, got `{reference}`. Name one that is there.")
+        raise ProblemError(
+            f"there is no file `{path}`, got `{reference}`. Name one that is there."
+            if known is None
+            else f"there is no file `{known}` any more, and no `{path}` here. Put it back, or go where "
+            "it is."
+        )
     # Its whole path: `types.py` must not take the place of Python's own `types`.
     name = str(path.resolve())
     if name in sys.modules:

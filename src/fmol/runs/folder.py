@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -145,6 +146,21 @@ class RunFolder:
         except ValueError as error:
             raise RunError(f"`{path}` cannot be read: {error}. It may be damaged.") from error
         return data
+
+    def path_from_here(self, file: Path) -> str:
+        """A file's path as the folder's files have it: from the folder on, so that both may move."""
+        try:
+            return Path(os.path.relpath(file.resolve(), self.path.resolve())).as_posix()
+        except ValueError:  # On another drive.
+            return str(file.resolve())
+
+    def problem_file(self) -> Path | None:
+        """Where the file was that the run's problem is in; None where no file is named, or none was
+        written down."""
+        if not self.environment.is_file():
+            return None
+        known = self.read_json(self.environment).get("problem_file")
+        return None if known is None else Path(os.path.normpath(self.path.resolve() / known))
 
     def last_state(self) -> tuple[SavedState | None, list[str]]:
         """The latest checkpoint that is whole, with its metrics, and what is wrong with later ones.
