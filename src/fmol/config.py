@@ -22,6 +22,7 @@ import torch
 from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Adam, Alone, FedAvg, FedLS, Momentum, Plain
 from fmol.algorithms.steps import ServerStep
 from fmol.engines import ALL_CUDA, Compile, EngineName, resolve_device
+from fmol.errors import MisuseError
 from fmol.federation import Federation
 from fmol.options import (
     Choices,
@@ -29,6 +30,7 @@ from fmol.options import (
     Option,
     OptionsError,
     Range,
+    certain_problems,
     check_options,
     explain_options,
     kinds_in,
@@ -39,7 +41,7 @@ from fmol.options import (
 )
 from fmol.participation import Everyone, Fraction, Number, Participation, Stratified
 from fmol.precision import Precision, check_precision
-from fmol.problems import PROBLEMS, ProblemError, find_problem
+from fmol.problems import PROBLEMS, ProblemError, find_problem, problem_file
 from fmol.rounds import Algorithm
 from fmol.rules import (
     Capped,
@@ -202,7 +204,7 @@ def _device_problems(device: str) -> list[str]:
     return [f"`device` is {device!r} but torch sees {seen}. Use 'cpu' or 'auto'."]
 
 
-class ConfigError(ValueError):
+class ConfigError(MisuseError):
     """All that is wrong with a config, a sentence each in `problems`."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -224,6 +226,8 @@ class Config:
     run: RunOptions
     notes: tuple[str, ...] = ()
     """What was not taken as given, in words."""
+    problem_file: Path | None = None
+    """The file that the problem is in, where it is named by one."""
 
     def build(self) -> Federation:
         """The federation to train."""
@@ -294,10 +298,28 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError([f"`{path}` is not valid TOML: {error}."]) from error
 
 
-def find_source(tables: Mapping[str, Any], flags: Mapping[str, str]) -> Source:
-    """Which problem and algorithm are meant; raises `ConfigError` where that cannot be told."""
+def find_source(
+    tables: Mapping[str, Any], flags: Mapping[str, str], known_file: Path | None = None
+) -> Source:
+    """Which problem and algorithm are meant; raises `ConfigError` where that cannot be told.
+
+    `known_file` is as for `read_config`.
+    """
+    known_file = None if flags.get("problem") else known_file
+    names, kinds, problems, cause = _look_up(tables, flags, known_file)
+    if problems:
+        raise ConfigError(problems) from cause
+    return Source(names["problem"], kinds["problem"], names["algorithm"], kinds["algorithm"])
+
+
+def _look_up(
+    tables: Mapping[str, Any], flags: Mapping[str, str], known_file: Path | None
+) -> tuple[dict[str, Any], dict[str, type], list[str], ProblemError | None]:
+    """What problem and algorithm are called, what they are as far as that can be told, what is wrong
+    with their names, and the error of which that came."""
     problems: list[str] = []
-    names = {}
+    cause = None
+    names: dict[str, Any] = {}
     for table, default in (("problem", None), ("algorithm", next(iter(ALGORITHMS)))):
         given = tables.get(table)
         name = flags.get(table) or (given.get("name") if isinstance(given, Mapping) else given)
@@ -312,9 +334,10 @@ def find_source(tables: Mapping[str, Any], flags: Mapping[str, str]) -> Source:
     kinds: dict[str, type] = {}
     if isinstance(names["problem"], str):
         try:
-            kinds["problem"] = find_problem(names["problem"])
+            kinds["problem"] = find_problem(names["problem"], known_file)
         except ProblemError as error:
             problems.append(str(error))
+            cause = error
     if isinstance(names["algorithm"], str):
         chosen = names["algorithm"].lower()
         if chosen in ALGORITHMS:
@@ -325,21 +348,20 @@ def find_source(tables: Mapping[str, Any], flags: Mapping[str, str]) -> Source:
                 f"`algorithm` must be one of {list(ALGORITHMS)}, got {names['algorithm']!r}."
                 + (f" Did you mean `{hint}`?" if hint else "")
             )
-    if problems:
-        raise ConfigError(problems)
-    return Source(
-        str(names["problem"]), kinds["problem"], str(names["algorithm"]), kinds["algorithm"]
-    )
+    return names, kinds, problems, cause
 
 
 def read_config(
-    tables: Mapping[str, Any] | None = None, flags: Mapping[str, str] | None = None
+    tables: Mapping[str, Any] | None = None,
+    flags: Mapping[str, str] | None = None,
+    known_file: Path | None = None,
 ) -> Config:
     """The config that a file's `tables` and a command line's `flags` make; flags win.
 
     Flags are by option name, with underscores, `problem` and `algorithm` among them. What is given
-    nowhere is what the problem recommends, else the option's own default. Raises `ConfigError` with
-    all that is wrong.
+    nowhere is what the problem recommends, else the option's own default. `known_file` is where the
+    problem's own file was found before, if it is named by one: whatever the working folder, it is
+    looked for there first. Raises `ConfigError` with all that is wrong.
 
     >>> config = read_config({"problem": "multidigits", "rounds": 5}, {"local_steps": "3"})
     >>> config.run.rounds, config.algorithm, config.algorithm_options.local_steps
@@ -351,11 +373,15 @@ def read_config(
         "problem": _table(tables, "problem"),
         "algorithm": _table(tables, "algorithm"),
     }
-    try:
-        source = find_source(tables, flags)
-    except ConfigError as error:
-        raise ConfigError([*error.problems, *_run_problems(given["run"], flags)]) from error
-    problems, notes = [], []
+    known_file = None if flags.get("problem") else known_file  # A flag's is another.
+    names, kinds, problems, cause = _look_up(tables, flags, known_file)
+    if problems:
+        for table in TABLES:  # What a file says of another than the flag's may be left out.
+            if flags.get(table) and _table_name(tables, table) not in (None, names[table]):
+                given[table] = {}
+        raise ConfigError([*problems, *_other_problems(given, flags, names, kinds)]) from cause
+    source = Source(names["problem"], kinds["problem"], names["algorithm"], kinds["algorithm"])
+    notes = []
     if flags.get("algorithm") and _table_name(tables, "algorithm") not in (
         None,
         source.algorithm,
@@ -371,11 +397,20 @@ def read_config(
             continue
         place = next((table for table in known if name in known[table]), None)
         if place is None:
-            problems.append(_unknown_flag(name, text, known, source))
+            everything = [each for options in known.values() for each in options]
+            owners = f"problem {source.problem} or of algorithm {source.algorithm}"
+            problems.append(_unknown_flag(name, text, everything, owners))
         else:
             option = known[place][name]
             given[place][option.name] = parse_text(option.kind, text)
-    problems += _take_out_misplaced(given, source)
+    problems += _take_out_misplaced(
+        given,
+        {
+            "run": list_options(RunOptions),
+            "problem": list_options(source.problem_kind),
+            "algorithm": list_options(source.algorithm_kind),
+        },
+    )
     notes += _settle_steps(given["algorithm"], flags)
     _recommend(given, source)
     read: dict[str, Any] = {}
@@ -398,31 +433,98 @@ def read_config(
         read["algorithm"],
         read["run"],
         tuple(notes),
+        problem_file(source.problem, known_file),
     )
 
 
-def _run_problems(given: Mapping[str, Any], flags: Mapping[str, str]) -> list[str]:
-    """What is wrong with the run's own options, where it cannot be told which others there are."""
-    known = list_options(RunOptions)
-    texts = {n: parse_text(known[n].kind, text) for n, text in flags.items() if n in known}
-    values = {name: value for name, value in given.items() if name in known}
+def _other_problems(
+    given: dict[str, dict[str, Any]],
+    flags: Mapping[str, str],
+    names: Mapping[str, Any],
+    kinds: Mapping[str, type],
+) -> list[str]:
+    """What else is certainly wrong, where it cannot be told which problem or algorithm is meant.
+
+    What is not an option of the one that is meant may be one of another: only what is wrong with each
+    that may be meant is said.
+    """
+    meant: dict[str, Sequence[type]] = {
+        "run": [RunOptions],
+        "problem": [kinds["problem"]] if "problem" in kinds else _near_problems(names["problem"]),
+        "algorithm": [kinds["algorithm"]] if "algorithm" in kinds else [*ALGORITHMS.values()],
+    }
+    known = {
+        table: {name: option for kind in each for name, option in list_options(kind).items()}
+        for table, each in meant.items()
+    }
+    problems = []
+    for name, text in flags.items():
+        own = name.removeprefix(PREFIX)
+        homes = [(table, name) for table in ("run", "algorithm") if name in known[table]]
+        homes += [("problem", own)] if own in known["problem"] else []
+        if homes:
+            table, key = homes[0]
+            given[table][key] = parse_text(known[table][key].kind, text)
+        elif name not in TABLES and meant["problem"]:
+            everything = [each for options in known.values() for each in options]
+            problems.append(_unknown_flag(name, text, everything, "the problem or the algorithm"))
+    problems += _take_out_misplaced(given, known, closed=bool(meant["problem"]))
+    for table, each in meant.items():
+        called = "the run" if table == "run" else f"{table} {names[table]}"
+        if table not in ("run", *kinds):
+            found = _shared_problems(each, given[table], f"any {table}")
+        elif table == "algorithm":  # The problem that is meant may recommend what is not given.
+            found = certain_problems(each[0], given[table], CHOICES, called)
+        else:
+            found = _problems(each[0], given[table], called)
+        problems += found if table == "run" else [f"[{table}] {text}" for text in found]
+    return problems
+
+
+def _problems(kind: type, values: Mapping[str, Any], called: str) -> list[str]:
     try:
-        read_options(RunOptions, {**values, **texts}, CHOICES, called="the run")
+        read_options(kind, values, CHOICES, called=called)
     except OptionsError as error:
         return list(error.problems)
     return []
 
 
-def _take_out_misplaced(given: Mapping[str, dict[str, Any]], source: Source) -> list[str]:
-    """Takes out keys of a file that stand in another's table, and tables that are misspelt."""
-    kinds = {
-        "run": RunOptions,
-        "problem": source.problem_kind,
-        "algorithm": source.algorithm_kind,
-    }
-    known = {table: list_options(kind) for table, kind in kinds.items()}
+def _near_problems(name: Any) -> list[type]:
+    """The problems that a name which is none may stand for; none where it may be one's own."""
+    near = isinstance(name, str) and ":" not in name and nearest(name, PROBLEMS)
+    return [find_problem(each) for each in PROBLEMS] if near else []
+
+
+def _shared_problems(kinds: Sequence[type], values: Mapping[str, Any], called: str) -> list[str]:
+    """What is wrong with a table's values for each of the kinds that it may be of."""
+    problems = []
+    for name, value in values.items():
+        owners = [kind for kind in kinds if name in list_options(kind)]
+        found = [certain_problems(kind, {name: value}, CHOICES, called) for kind in owners]
+        if kinds and not owners:
+            hint = nearest(name, {each: None for kind in kinds for each in list_options(kind)})
+            problems.append(
+                f"`{name}` is not an option of {called}, got {value!r}."
+                + (f" Did you mean `{hint}`?" if hint else "")
+            )
+        elif found and all(found):
+            problems += found[0]
+    return problems
+
+
+def _take_out_misplaced(
+    given: Mapping[str, dict[str, Any]],
+    known: Mapping[str, Mapping[str, Option]],
+    closed: bool = True,
+) -> list[str]:
+    """Takes out keys of a file that stand in another's table, and tables that are misspelt.
+
+    Unless `closed`, a problem may have more options than are `known`.
+    """
     problems = []
     for table, values in given.items():
+        if table == "problem" and not closed:
+            continue
         for name in [each for each in values if each not in known[table]]:
             homes = [each for each in known if name in known[each]]
             hint = nearest(name, TABLES) if isinstance(values[name], Mapping) else None
@@ -469,16 +571,11 @@ def _settle_steps(options: dict[str, Any], flags: Mapping[str, str]) -> list[str
     return []
 
 
-def _unknown_flag(
-    name: str, text: str, known: Mapping[str, Mapping[str, Option]], source: Source
-) -> str:
-    everything = {each: table for table, options in known.items() for each in options}
-    hint = nearest(name, [*everything, "algorithm"])
+def _unknown_flag(name: str, text: str, known: Sequence[str], owners: str) -> str:
+    hint = nearest(name, [*known, "algorithm"])
     flag = "--" + name.replace("_", "-")
-    return (
-        f"`{flag}` is not an option of the run, of problem {source.problem} or of algorithm "
-        f"{source.algorithm}, got {text!r}. "
-        + (f"Did you mean `--{hint.replace('_', '-')}`?" if hint else "`--help` lists them.")
+    return f"`{flag}` is not an option of the run, of {owners}, got {text!r}. " + (
+        f"Did you mean `--{hint.replace('_', '-')}`?" if hint else "`--help` lists them."
     )
 
 

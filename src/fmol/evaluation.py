@@ -14,7 +14,7 @@ from fmol.data import Samples, tree_map
 from fmol.layout import FlatModel
 from fmol.objectives import Objective, WholeSet
 
-__all__ = ["EVALUATION_BATCH", "Score", "batch_mean", "evaluate"]
+__all__ = ["EVALUATION_BATCH", "Score", "batch_mean", "check_mask", "evaluate"]
 
 EVALUATION_BATCH = 1024
 """Samples in one forward pass of an evaluation."""
@@ -42,7 +42,7 @@ def batch_mean(value: Any, size: int, what: str) -> tuple[Tensor, int]:
         values, valid = (v.reshape(1) if _lonely(v, size) else v for v in value)
         _check_shape(values, size, what)
         _check_shape(valid, size, what)
-        valid = valid.bool()
+        check_mask(valid, what)
         count = int(valid.sum())
         values = values if values.is_floating_point() else values.double()
         # In single precision at least: a sum of many halves overflows. And where, not a product: an
@@ -55,6 +55,19 @@ def batch_mean(value: Any, size: int, what: str) -> tuple[Tensor, int]:
         return value, size
     _check_shape(value, size, what)
     return (value if value.is_floating_point() else value.double()).mean(), size
+
+
+def check_mask(valid: Any, what: str) -> None:
+    """Raises where what should mark the samples with a label is not truth values.
+
+    Numbers would be taken for true wherever they are not zero, NaN and small weights included.
+    """
+    if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
+        seen = valid.dtype if isinstance(valid, Tensor) else type(valid).__name__
+        raise ValueError(
+            f"{what} returned (values, valid) with `valid` of {seen}. Return truth values [B], as "
+            "`~targets.isnan()` or `mask > 0`; what weighs samples belongs into their values."
+        )
 
 
 def _lonely(value: Any, size: int) -> bool:

@@ -200,21 +200,35 @@ def _short(name: str, most: int = MOST_CHARACTERS) -> str:
 
 def _losses(record: RunRecord, names: Sequence[str]) -> Array:
     """`[rounds + 1, S]`, NaN where not measured; without the last row for a run that has not ended."""
-    rows = [report.losses for report in record.reports]
+    rows = np.full((record.rounds + (record.final is not None), len(names)), math.nan)
+    for report in record.reports:
+        rows[report.round] = [report.losses[name] for name in names]
     if record.final is not None:
-        rows.append(record.final.losses)
-    return np.array([[row[name] for name in names] for row in rows]).reshape(-1, len(names))
+        rows[-1] = [record.final.losses[name] for name in names]
+    return rows
 
 
 def _weights(record: RunRecord, names: Sequence[str]) -> Array:
-    rows = [[report.weights.get(name, math.nan) for name in names] for report in record.reports]
-    return np.array(rows).reshape(-1, len(names))
+    rows = np.full((record.rounds, len(names)), math.nan)
+    for report in record.reports:
+        rows[report.round] = [report.weights.get(name, math.nan) for name in names]
+    return rows
 
 
 def _megabytes(record: RunRecord) -> Array:
     """`[rounds + 1]`: what had gone over the wire, both ways, when the model stood at `x_t`."""
-    sent = [report.bytes_up + report.bytes_down for report in record.reports]
-    return np.concatenate([[0.0], np.cumsum(sent, dtype=np.float64)]) / MEGABYTE
+    sent = np.zeros(record.rounds)
+    for report in record.reports:
+        sent[report.round] = report.bytes_up + report.bytes_down
+    return np.concatenate([[0.0], np.cumsum(sent)]) / MEGABYTE
+
+
+def _each_round(record: RunRecord, field: str) -> Array:
+    """`[rounds]`: one of the numbers that a round's report has, NaN where there is none."""
+    values = np.full(record.rounds, math.nan)
+    for report in record.reports:
+        values[report.round] = getattr(report, field)
+    return values
 
 
 def _curve(values: Sequence[Array], along: Sequence[Array] | None = None) -> Curve | None:
@@ -536,8 +550,7 @@ def _draw_direction(groups: Sequence[RunGroup]) -> Any:
     drawn: list[tuple[Curve, str, int, int]] = []
     for i, group in enumerate(groups):
         for j, (kind, words) in enumerate(kinds):
-            values = [np.array([getattr(r, kind) for r in e.reports], float) for e in group.records]
-            curve = _curve(values)
+            curve = _curve([_each_round(record, kind) for record in group.records])
             if curve is not None:
                 drawn.append((curve, words if len(groups) == 1 else group.label, i, j))
     if not drawn:

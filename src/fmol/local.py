@@ -15,10 +15,12 @@ from torch import Tensor
 from fmol import rng
 from fmol.engines.seam import CONTROL, Ask, Lane, LocalConfig, Reply, Site
 from fmol.evaluation import batch_mean, evaluate
+from fmol.misfit import check_fit
 
 __all__ = [
     "batch_table",
     "batches",
+    "check_site",
     "correction_of",
     "count_labels",
     "descend",
@@ -286,13 +288,25 @@ def own_stream(ask: Ask, purpose: str, site: Site) -> AbstractContextManager[Non
     return rng.torch_stream(site.model.x.device, site.seed, *name)
 
 
+def check_site(error: Exception, site: Site) -> None:
+    """Raises `MisfitError` where a client's data are why the model raised `error`."""
+    check_fit(error, site.model, site.samples, f"`data` of client `{site.client.id}`")
+    if site.held_out is not None:
+        check_fit(error, site.model, site.held_out, f"`held_out` of client `{site.client.id}`")
+
+
 @contextmanager
 def pure_forward(site: Site) -> Iterator[None]:
-    """Refuses models whose forward pass writes a buffer or its inputs: lanes would see one another."""
+    """Refuses models whose forward pass writes a buffer or its inputs: lanes would see one another; and
+    says so where the client's data are what a model fails on."""
     before = site.model.buffer_versions()
     held_out = [] if site.held_out is None else [site.held_out]
     versions = [samples.versions() for samples in (site.samples, *held_out)]
-    yield
+    try:
+        yield
+    except RuntimeError as error:
+        check_site(error, site)
+        raise
     if [samples.versions() for samples in (site.samples, *held_out)] != versions:
         raise ValueError(
             f"the model's forward pass changes its inputs in place, which are the data of client "

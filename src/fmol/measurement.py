@@ -20,6 +20,7 @@ from fmol.federation import Federation
 from fmol.layout import FlatModel
 from fmol.metrics import mean_held_out, mean_losses
 from fmol.minnorm import min_norm
+from fmol.misfit import check_fit
 from fmol.rounds import NAN, Algorithm, RoundReport, State
 
 __all__ = ["Evaluation", "Measurement", "choose_panel", "measure_gradients"]
@@ -114,13 +115,18 @@ class Measurement:
         if self._held_out is not None and self._model is not None:
             self._model.load(state.x)
             with rng.torch_stream(self._engine.device, self._seed, "model", round, "held_out"):
-                scores = evaluate_on(
-                    self._model,
-                    self._held_out,
-                    self._federation.objectives,
-                    batch_size=EVALUATION_BATCH,
-                    metrics=True,
-                )
+                try:
+                    scores = evaluate_on(
+                        self._model,
+                        self._held_out,
+                        self._federation.objectives,
+                        batch_size=EVALUATION_BATCH,
+                        metrics=True,
+                    )
+                except RuntimeError as error:
+                    owner = "`held_out` of the federation"
+                    check_fit(error, self._model, self._held_out, owner)
+                    raise
             held_out = {o: {m: s.value for m, s in row.items()} for o, row in scores.items()}
         return Evaluation(round, losses, held_out, records, evaluated=self.evaluated)
 

@@ -16,7 +16,8 @@ Loss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor]]
 """`loss(outputs, targets)`, with `outputs` whatever the module returns and `B` samples:
 
 - one value per sample `[B]`, or
-- `(values [B], valid [B])` where some samples carry no label for this objective, or
+- `(values [B], valid [B])` where some samples carry no label for this objective: `valid` are truth
+  values (`torch.bool`), or
 - a scalar, for what is defined on a set of samples only.
 """
 

@@ -29,6 +29,7 @@ __all__ = [
     "OptionsError",
     "Positive",
     "Range",
+    "certain_problems",
     "check_options",
     "expected",
     "explain_options",
@@ -184,7 +185,51 @@ def _must_be(option: Option, value: object, choices: Choices | None = None) -> s
     words = [str(w) for k in kinds_in(option.kind) if get_origin(k) is Literal for w in get_args(k)]
     words += [word for k in kinds_in(option.kind) for word in (choices or {}).get(k, ())]
     hint = nearest(value, words) if isinstance(value, str) else None
-    return f"{sentence} Did you mean {hint!r}?" if hint else sentence
+    if hint:
+        return f"{sentence} Did you mean {hint!r}?"
+    return sentence if choices is not None else sentence + _advice(option, value)
+
+
+def _advice(option: Option, value: object) -> str:
+    """What to write in Python for what a config file would have; empty where it has nothing to do
+    with one."""
+    # Here, where a value is wrong: what can be named is known to those that know all of it.
+    from fmol.config import CHOICES
+
+    named = {n: each for kind in kinds_in(option.kind) for n, each in CHOICES.get(kind, {}).items()}
+    if not named or not isinstance(value, str | Mapping):
+        return ""
+    plain = parse_text(option.kind, value) if isinstance(value, str) else None
+    if isinstance(plain, int | float) and fits(option.kind, plain):
+        return f" Write `{plain!r}`."
+    call, home = _as_call(option.kind, value, CHOICES)
+    if call:
+        return f" Write `{call}` (from {home})."
+    classes = ", ".join(each.__name__ for each in named.values())
+    return f" Give an object of your own, or of {classes} (from {home})."
+
+
+def _as_call(kind: Any, value: Any, choices: Choices) -> tuple[str, str]:
+    """A value of a config file as Python would have it, empty where there is none; and where its class
+    is to be found."""
+    named = {n: each for part in kinds_in(kind) for n, each in choices.get(part, {}).items()}
+    table = parse_text(kind, value) if isinstance(value, str) and value not in named else value
+    table = table if isinstance(table, Mapping) else {"name": table}
+    name = str(table.get("name"))
+    chosen = named.get(name) or named.get(nearest(name, named) or "")
+    # `fmol.rules.cone` is one of those whose names `fmol.rules` gives.
+    home = ".".join((chosen or next(iter(named.values()))).__module__.split(".")[:2])
+    if chosen is None:
+        return "", home
+    said = []
+    for each, option in list_options(chosen).items():
+        if each in table:
+            inner = any(part in choices for part in kinds_in(option.kind))
+            call = _as_call(option.kind, table[each], choices)[0] if inner else ""
+            said.append(f"{each}={call or repr(table[each])}")
+        elif option.default is MISSING:
+            said.append(f"{each}=…")
+    return f"{chosen.__name__}({', '.join(said)})", home
 
 
 def fits(kind: Any, value: object) -> bool:
@@ -298,28 +343,7 @@ def read_options(
     `"none"` stands for None, a list for a tuple, and a table with a `name` for one of `choices`.
     """
     known = list_options(owner)
-    problems: list[str] = []
-    good: dict[str, Any] = {}
-    bad: set[str] = set()
-    for name, value in values.items():
-        if name not in known:
-            hint = nearest(name, known)
-            owner_name = called or owner.__name__
-            problems.append(
-                f"`{name}` is not an option of {owner_name}, got {value!r}. "
-                + (f"Did you mean `{hint}`?" if hint else f"It has {_listed(known)}.")
-            )
-            continue
-        option = known[name]
-        try:
-            good[name] = _read(option.kind, value, choices or {})
-        except OptionsError as error:
-            problems += [f"in `{name}`: {problem}" for problem in error.problems]
-            bad.add(name)
-            continue
-        if not fits(option.kind, good[name]):
-            problems.append(_must_be(option, value, choices))
-            bad.add(name)
+    good, bad, problems = _read_each(known, values, choices, called or owner.__name__)
     for name, option in known.items():
         if option.default is MISSING and name not in values:
             problems.append(f"`{name}` must be given: {expected(option.kind, choices)}.")
@@ -334,6 +358,50 @@ def read_options(
         raise
     except ValueError as error:
         raise OptionsError(called or owner.__name__, [str(error)]) from error
+
+
+def certain_problems(
+    owner: type, values: Mapping[str, Any], choices: Choices | None = None, called: str = ""
+) -> list[str]:
+    """What is wrong with `values` whatever the options are that are not among them.
+
+    >>> from fmol import FSMGDA
+    >>> certain_problems(FSMGDA, {"local_lr": -1.0})
+    ['`local_lr` must be a finite number of at least 0 or a callable, got -1.0.']
+    """
+    known = list_options(owner)
+    good, bad, problems = _read_each(known, values, choices, called or owner.__name__)
+    filled = {name: good.get(name, option.default) for name, option in known.items()}
+    absent = [name for name in known if name not in values]
+    return [*problems, *_joint_problems(owner, filled, [*bad, *absent])]
+
+
+def _read_each(
+    known: Mapping[str, Option], values: Mapping[str, Any], choices: Choices | None, called: str
+) -> tuple[dict[str, Any], set[str], list[str]]:
+    """Each value by itself: those that could be read, the names of those that are wrong, and why."""
+    problems: list[str] = []
+    good: dict[str, Any] = {}
+    bad: set[str] = set()
+    for name, value in values.items():
+        if name not in known:
+            hint = nearest(name, known)
+            problems.append(
+                f"`{name}` is not an option of {called}, got {value!r}. "
+                + (f"Did you mean `{hint}`?" if hint else f"It has {_listed(known)}.")
+            )
+            continue
+        option = known[name]
+        try:
+            good[name] = _read(option.kind, value, choices or {})
+        except OptionsError as error:
+            problems += [f"in `{name}`: {problem}" for problem in error.problems]
+            bad.add(name)
+            continue
+        if not fits(option.kind, good[name]):
+            problems.append(_must_be(option, value, choices))
+            bad.add(name)
+    return good, bad, problems
 
 
 def _read(kind: Any, value: Any, choices: Choices) -> Any:

@@ -54,6 +54,13 @@ class RunRecord:
     notes: tuple[str, ...] = ()
     """What a reader should know: resumed, with which changes, fallbacks."""
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds were done, those included whose report is lost."""
+        if self.final is not None:
+            return self.final.round
+        return self.reports[-1].round + 1 if self.reports else 0
+
     def table(self) -> list[Row]:
         """Every number as one long table; what was not measured has no row."""
         table = [row for report in self.reports for row in rows(report)]

@@ -23,7 +23,7 @@ from fmol.cli.commands import fmol
 from fmol.cli.sweep import _Apart, read_grid
 from fmol.config import ALGORITHMS
 from fmol.problems import PROBLEMS
-from fmol.runs import RunFolder
+from fmol.runs import RunError, RunFolder, resume
 
 SMALL = ["--clients", "3", "--samples", "8", "--dimension", "3", "--local-steps", "1"]
 QUADRATIC = ["quadratic", *SMALL, "--rounds", "2"]
@@ -225,12 +225,12 @@ def test_an_algorithm_that_the_model_is_not_for_says_so() -> None:
 def test_a_folder_that_is_not_empty_is_refused_and_loses_nothing(runs: Path) -> None:
     folder = runs / "run-0"
     before = everything_in(folder)
-    result = run_into(str(folder), code=1)
+    result = run_into(str(folder), code=2)
     assert "is not empty" in result.stderr
     assert f"fmol resume {folder}" in result.stderr
     assert everything_in(folder) == before
     write("mine/thesis.txt", "a year's work")
-    assert "is not empty" in run_into("mine", code=1).stderr
+    assert "is not empty" in run_into("mine", code=2).stderr
     assert everything_in("mine") == {"thesis.txt": b"a year's work"}
 
 
@@ -359,8 +359,8 @@ def test_the_problem_is_found_among_the_values_of_flags(arguments: list[str]) ->
 
 def test_what_is_wrong_with_ones_own_module_is_said_whatever_flags_there_are() -> None:
     write("own_broken.py", "1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
-        invoke("run", "--tensorboard", "own_broken:federation")
+    said = invoke("run", "--tensorboard", "own_broken:federation", code=2).stderr
+    assert "line 1 of `own_broken.py` raised ZeroDivisionError" in said
     said = invoke("run", "--hot", "no_such_module_here:federation", code=2).stderr
     assert "there is no module `no_such_module_here`" in said
 
@@ -410,16 +410,25 @@ def test_ones_own_problem_runs_and_goes_on_like_a_built_in_one(name: str) -> Non
     assert rounds_in("new") == 2
 
 
-def test_ones_own_module_that_fails_shows_where() -> None:
-    write("own_fails.py", "import a_package_that_is_missing\n")
-    result = CliRunner().invoke(fmol, ["run", "own_fails:federation"], prog_name="fmol")
-    assert result.exit_code == 1
-    shown = result.stderr + str(result.exception)
-    assert "a_package_that_is_missing" in shown
-    write("own_raises.py", "raise ValueError('something of mine')\n")
-    result = invoke("run", "own_raises:federation", code=1)
-    assert "something of mine" in result.stderr
-    assert "own_raises.py" in result.stderr
+@pytest.mark.parametrize("command", ["run", "sweep", "problems", "front"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import a_package_that_is_missing", "raised ModuleNotFoundError: No module named"),
+        ("raise ValueError('something of mine')", "raised ValueError: something of mine. Mend it"),
+        ("def federation(:", "has a syntax error: invalid syntax. Mend it"),
+    ],
+)
+def test_ones_own_file_that_fails_is_said_in_a_sentence_with_its_line(
+    command: str, text: str, said: str
+) -> None:
+    write("own_fails.py", f"\n{text}\n")
+    grid = ["--grid", "seed=0"] if command == "sweep" else []
+    for name in ("own_fails.py:federation", "own_fails:federation"):
+        result = invoke(command, name, *grid, code=2)
+        assert "Traceback" not in result.stderr
+        assert "cannot be imported: line 2 of `own_fails.py` " in result.stderr
+        assert said in result.stderr
 
 
 def test_a_file_says_what_to_run_and_flags_win() -> None:
@@ -469,6 +478,78 @@ def test_a_file_that_is_wrong_says_what_and_one_that_is_missing_too() -> None:
     assert "is not valid TOML" in invoke("run", "my.toml", code=2).stderr
     assert "there is no file `no.toml`" in invoke("run", "no.toml", code=2).stderr
     assert "there is no file `no.toml`" in invoke("sweep", "no.toml", code=2).stderr
+
+
+# ---- exit codes ------------------------------------------------------------------------------
+
+
+def test_data_that_are_not_there_are_misuse() -> None:
+    result = run_into("new", "adult", "--data-dir", "nowhere", code=2)
+    assert "error: the data folder `nowhere` does not exist" in result.stderr
+    assert not Path("new").exists()
+
+
+def test_data_that_are_damaged_or_may_not_be_read_are_misuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fmol.problems.adult import Adult
+
+    found = Adult.data_sets[0]
+    files = [write(f"data/{found.folder}/{file}", "") for file in found.files]
+    result = run_into("new", "adult", "--data-dir", "data", code=2)
+    assert "Fetch the file anew" in result.stderr
+
+    def refused(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    result = run_into("new", "adult", "--data-dir", "data", code=2)
+    assert f"error: `{files[0]}` cannot be read: Permission denied." in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_file_that_ones_own_code_misses_is_shown_where() -> None:
+    write("own_reads.py", "def federation():\n    return open('missing.csv')\n")
+    result = run_into("new", "own_reads:federation", code=1)
+    assert "Traceback" in result.stderr
+    assert "own_reads.py" in result.stderr
+    assert "missing.csv" in result.stderr
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "flower"])
+def test_data_that_the_model_cannot_take_are_said_in_a_sentence(engine: str) -> None:
+    write("own_width.py", OWN.replace("x = torch.randn(samples, 2)", "x = torch.ones(samples, 3)"))
+    result = run_into("new", "own_width:federation", "--engine", engine, "--rounds", "1", code=1)
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert (
+        "cannot take `data` of client `c`, inputs of shape [6, 3]: Linear wants 2" in result.stderr
+    )
+    assert "Traceback" not in result.stderr
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("name", ["environment.json", "federation.json", "metrics.jsonl"])
+def test_a_file_of_a_run_that_cannot_be_read_is_misuse(runs: Path, name: str) -> None:
+    path = runs / "run-0" / name
+    path.unlink()
+    path.mkdir()  # As one may not read it either.
+    result = invoke("report", str(runs / "run-0"), code=2)
+    assert result.stderr.startswith("error: `")
+    assert name in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_file_of_a_run_that_is_damaged_is_a_failure(runs: Path) -> None:
+    write(str(runs / "run-0" / "federation.json"), "{")
+    result = invoke("report", str(runs / "run-0"), code=1)
+    assert "federation.json` cannot be read" in result.stderr
+
+
+def test_a_folder_that_is_taken_is_misuse_whoever_is_to_write_there() -> None:
+    write("rates/results.json", "{}")
+    assert "is not what was written there" in invoke("rates", "--small", code=2).stderr
+    write("my-app/mine.txt", "a year's work")
+    assert "nothing is overwritten" in invoke("new-flower-app", "my-app", code=2).stderr
 
 
 # ---- stopping and resuming -------------------------------------------------------------------
@@ -555,7 +636,7 @@ def test_a_finished_run_goes_on_to_more_rounds_as_if_it_had_never_ended(runs: Pa
 def test_a_run_is_not_resumed_to_fewer_rounds_than_are_done(runs: Path) -> None:
     folder = runs / "run-0"
     before = everything_in(folder)
-    result = invoke("resume", str(folder), "--rounds", "1", code=1)
+    result = invoke("resume", str(folder), "--rounds", "1", code=2)
     assert "`rounds` is 1, and 2 are done already" in result.stderr
     assert everything_in(folder) == before
 
@@ -610,14 +691,88 @@ def test_a_flag_that_would_change_results_is_refused_by_its_key(
 ) -> None:
     folder = runs / "run-0"
     before = everything_in(folder)
-    assert key in invoke("resume", str(folder), *flags, code=1).stderr
+    assert key in invoke("resume", str(folder), *flags, code=2).stderr
     assert everything_in(folder) == before
 
 
+def test_a_run_of_ones_own_file_goes_on_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("project/far/own_any.py", OWN)
+    write("elsewhere/far/own_any.py", "raise ValueError('another file of this name')\n")
+    monkeypatch.chdir("project")
+    run_into("../runs/new", "far/own_any.py:federation", "--rounds", "1", "--samples", "4")
+    run_into("../runs/whole", "far/own_any.py:federation", "--rounds", "3", "--samples", "4")
+    problem = config_of("../runs/new")["problem"]
+    assert problem["name"] == "far/own_any.py:federation"
+    environment = json.loads(Path("../runs/new/environment.json").read_text(encoding="utf-8"))
+    assert environment["problem_file"] == "../../project/far/own_any.py"
+    for place, rounds in (("elsewhere", "2"), ("runs/new", "3")):
+        monkeypatch.chdir(tmp_path / place)
+        new = os.path.relpath(tmp_path / "runs" / "new")
+        result = invoke("resume", new, "--rounds", rounds)
+        assert "own_any.py:federation in " in result.stderr
+        assert "--samples" in invoke("resume", new, "--help").stdout
+    assert config_of(".")["problem"] == problem
+    model = "model.safetensors"
+    assert Path(model).read_bytes() == Path("../whole", model).read_bytes()
+
+
+def test_a_run_and_ones_own_file_may_move_together_or_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write("project/own_moved.py", OWN)
+    monkeypatch.chdir("project")
+    run_into("runs/new", "own_moved.py:federation", "--rounds", "1")
+    monkeypatch.chdir("..")
+    Path("project").rename("moved")
+    invoke("resume", "moved/runs/new", "--rounds", "2")
+    Path("moved/own_moved.py").rename("own_moved.py")
+    result = invoke("resume", "moved/runs/new", "--rounds", "3")
+    assert "of this folder: `" in result.stderr
+    assert "moved/own_moved.py` is gone" in result.stderr.replace("\\", "/")
+    monkeypatch.chdir("moved")  # It is known by now where the file is.
+    invoke("resume", "runs/new", "--rounds", "4")
+    Path("../own_moved.py").unlink()
+    result = invoke("resume", "runs/new", "--rounds", "5", code=2)
+    assert "own_moved.py` any more, and no `own_moved.py` here. Put it back" in result.stderr
+    assert rounds_in("runs/new") == 4
+
+
+def test_a_run_folder_that_does_not_know_its_file_goes_on_where_the_file_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those do that earlier versions have made."""
+    write("own_old.py", OWN)
+    run_into("new", "own_old.py:federation", "--rounds", "1")
+    path = Path("new/environment.json")
+    environment = json.loads(path.read_text(encoding="utf-8"))
+    del environment["problem_file"]
+    path.write_text(json.dumps(environment), encoding="utf-8")
+    Path("other").mkdir()
+    monkeypatch.chdir("other")
+    assert "there is no file `own_old.py`" in invoke("resume", "../new", code=2).stderr
+    monkeypatch.chdir("..")
+    invoke("resume", "new", "--rounds", "2")
+    monkeypatch.chdir("other")
+    invoke("resume", "../new", "--rounds", "3")
+    assert rounds_in("../new") == 3
+
+
+def test_another_problem_than_a_runs_own_is_refused_wherever_its_file_is() -> None:
+    write("own_first.py", OWN)
+    write("own_second.py", OWN)
+    run_into("new", "own_first.py:federation", "--rounds", "1")
+    with pytest.raises(
+        RunError, match=r"was own_first.py:federation and is own_second.py:federation"
+    ):
+        resume("new", flags={"problem": "own_second.py:federation"})
+
+
 def test_resuming_what_is_no_run_says_so() -> None:
-    assert "there is no folder `nowhere`" in invoke("resume", "nowhere", code=1).stderr
+    assert "there is no folder `nowhere`" in invoke("resume", "nowhere", code=2).stderr
     Path("empty").mkdir()
-    assert "is not the folder of a run" in invoke("resume", "empty", code=1).stderr
+    assert "is not the folder of a run" in invoke("resume", "empty", code=2).stderr
 
 
 def test_a_misspelt_flag_of_resume_is_misuse(runs: Path) -> None:
@@ -635,7 +790,7 @@ def test_a_report_is_written_anew_or_elsewhere(runs: Path) -> None:
     assert (folder / "report.html").is_file()
     invoke("report", str(folder), "--out", "far/away/mine.html")
     assert "<html" in Path("far/away/mine.html").read_text(encoding="utf-8")
-    result = invoke("report", str(runs), "--out", "mine.html", code=1)
+    result = invoke("report", str(runs), "--out", "mine.html", code=2)
     assert "there are 2 runs" in result.stderr
 
 
@@ -661,9 +816,98 @@ def test_a_report_comes_with_figures_and_beside_those_who_train_alone(runs: Path
 
 
 def test_the_report_of_what_is_no_run_says_so() -> None:
-    assert "there is no folder" in invoke("report", "nowhere", code=1).stderr
-    assert "there is no folder" in invoke("compare", "nowhere", code=1).stderr
+    assert "there is no folder" in invoke("report", "nowhere", code=2).stderr
+    assert "there is no folder" in invoke("compare", "nowhere", code=2).stderr
     assert "RUNS" in invoke("report", code=2).stderr
+
+
+def cut(lines: list[bytes], at: int) -> list[bytes]:
+    return [*lines[:at], lines[at][:50] + b"\n", *lines[at + 1 :]]
+
+
+def garbled(lines: list[bytes], at: int, by: bytes) -> list[bytes]:
+    return [*lines[:at], by + b"\n", *lines[at + 1 :]]
+
+
+FINAL = "how the trained model stands"
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize(
+    ("damage", "said", "rounds"),
+    [
+        (lambda lines: cut(lines, 2), "is damaged in line 3: round 2 is left out.", 6),
+        (lambda lines: cut(cut(lines, 0), 2), "in lines 1 and 3: rounds 0 and 2 are left out.", 6),
+        (lambda lines: garbled(lines, 1, b"\0" * 40), "in line 2: round 1 is left out.", 6),
+        (lambda lines: garbled(lines, 1, b"[]"), "in line 2: round 1 is left out.", 6),
+        (lambda lines: garbled(lines, 1, b'{"kind": "x"}'), "in line 2: round 1 is left out.", 6),
+        (lambda lines: garbled(lines, 1, lines[3][:-1]), "in lines 3 to 4: rounds 1 to 2 are", 6),
+        (
+            lambda lines: [*lines[:2], lines[2][:50] + lines[3], *lines[4:]],
+            "in line 3: rounds 2 to 3 are left out.",
+            6,
+        ),
+        (lambda lines: cut(lines, 6), f"in line 7: {FINAL} is left out.", 6),
+        (lambda lines: [*lines[:6], lines[6][:50]], f"in line 7: {FINAL} is left out.", 6),
+        (lambda lines: cut(cut(lines, 6), 5), f"in lines 6 to 7: round 5 and {FINAL} are", 5),
+        (
+            lambda lines: [b"".join(lines).replace(b"\n", b"\r")],
+            f"in line 1: rounds 0 to 5 and {FINAL} are left out.",
+            0,
+        ),
+        (lambda lines: [], f"is not whole: rounds 0 to 5 and {FINAL} are left out.", 0),
+        (lambda lines: lines[:4], f"is not whole: rounds 4 to 5 and {FINAL} are left out.", 4),
+    ],
+)
+def test_damaged_metrics_are_said_with_their_lines_and_the_rest_is_shown(
+    command: str, damage: Callable[[list[bytes]], list[bytes]], said: str, rounds: int
+) -> None:
+    run_into("new", "quadratic", *SMALL, "--rounds", "6")
+    metrics = Path("new/metrics.jsonl")
+    metrics.write_bytes(b"".join(damage(metrics.read_bytes().splitlines(keepends=True))))
+    result = invoke(command, "new", "--out", "page.html", "--quiet")
+    assert f"`{metrics}` is " in result.stderr
+    assert said in result.stderr
+    assert result.stderr.endswith("The rest is shown.\n")
+    assert len(result.stderr.splitlines()) == 1
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert said.replace("`", "") in page
+    assert f'"done":{rounds}' in page.replace('"done": ', '"done":')
+
+
+def test_metrics_that_are_gone_are_said_to_be(runs: Path) -> None:
+    (runs / "run-0" / "metrics.jsonl").unlink()
+    said = invoke("report", str(runs / "run-0")).stderr
+    assert "metrics.jsonl` is missing: rounds 0 to 1 and how the trained model stands are" in said
+    (runs / "run-0" / "summary.json").unlink()
+    said = invoke("report", str(runs / "run-0")).stderr
+    assert "metrics.jsonl` is missing: rounds 0 to 1 are left out." in said
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"ki', b'{"kind": "round", "round": 2, "coh', b"\0" * 90])
+def test_a_last_line_that_was_cut_short_by_a_kill_is_no_damage(runs: Path, rest: bytes) -> None:
+    folder = runs / "run-0"
+    metrics = folder / "metrics.jsonl"
+    whole = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join(whole[:2]) + rest)
+    (folder / "summary.json").unlink()
+    assert invoke("report", str(folder)).stderr == ""
+    assert rounds_in(folder) == 2
+    assert RunFolder(folder).record().final is None
+
+
+def test_a_record_in_python_is_of_whole_metrics_unless_somebody_is_told(runs: Path) -> None:
+    folder = RunFolder(runs / "run-0")
+    folder.metrics.write_bytes(b"xx\n" + folder.metrics.read_bytes().split(b"\n", 1)[1])
+    with pytest.raises(RunError, match=r"is damaged in line 1: round 0 is left out. `fmol report"):
+        folder.record()
+    said: list[str] = []
+    record = folder.record(say=said.append)
+    assert [report.round for report in record.reports] == [1]
+    assert (record.rounds, len(said)) == (2, 1)
+    assert "round 0 is left out" in record.notes[-1]
+    folder.summary.write_text("{", encoding="utf-8")
+    assert folder.record(say=said.append).rounds == 2
 
 
 def test_runs_are_compared_one_by_one_or_by_their_folder(runs: Path) -> None:
@@ -803,7 +1047,7 @@ def test_a_sweep_started_again_with_other_options_is_refused() -> None:
     sweep = ["sweep", *QUADRATIC, "--grid", "seed=0", "--out", "s"]
     invoke(*sweep)
     before = everything_in("s")
-    result = invoke(*sweep, "--local-steps", "2", code=1)
+    result = invoke(*sweep, "--local-steps", "2", code=2)
     assert "[algorithm] `local_steps` was 1 and is 2" in result.stderr
     assert everything_in("s") == before
 

@@ -219,6 +219,22 @@ def test_what_cannot_be_is_said_before_training(
     assert not (tmp_path / "front").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"algorithm": "fedavgg", "rounds": "x"}, ["`algorithm` must be", "`rounds` must be"]),
+        ({"rule": "upgrad", "rounds": "x"}, ["`rule` is what a front sets", "`rounds` must be"]),
+    ],
+)
+def test_all_that_is_wrong_with_a_front_is_said_at_once(
+    flags: dict[str, str], words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train_front({"problem": "quadratic"}, flags, out=tmp_path / "front")
+    assert len(caught.value.problems) == len(words)
+    assert all(word in str(caught.value) for word in words)
+
+
 def test_options_of_a_file_and_flags_are_read_together() -> None:
     options = read_front_options({"points": 7, "seeds": 2}, {"points": "5", "method": ()})
     assert (options.points, options.seeds, options.method) == (5, 2, ("weights",))

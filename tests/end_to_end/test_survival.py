@@ -551,7 +551,7 @@ def test_vanished_data_are_a_clear_error_and_the_run_goes_on_once_they_are_back(
         timeout=120,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "the data set `mnist`" in done.stderr
     assert "was not found" in done.stderr
     assert "Traceback" not in done.stderr

@@ -443,6 +443,76 @@ def test_a_problem_that_is_not_found_does_not_hide_what_else_is_wrong() -> None:
     assert len(problems) == 4
 
 
+def test_an_algorithm_that_is_not_known_does_not_hide_what_else_is_wrong() -> None:
+    tables = {
+        "rouns": 3,
+        "local_steps": 2,
+        "problem": {"name": "quadratic", "clients": 0, "anlge": 3, "rounds": 4},
+        "algorithm": {"name": "fsmdga", "local_lr": -1, "loacl_epochs": 1, "normalize": "loss"},
+        "algoritm": {"local_lr": 0.1},
+    }
+    problems = problems_of(tables, clientz="3", server_lr="fast", problem_seed="x")
+    for said in [
+        "`algorithm` must be one of [",
+        "`--clientz` is not an option of the run, of the problem or the algorithm, got '3'. Did you "
+        "mean `--clients`?",
+        "`local_steps` is in the wrong place: put it into [algorithm].",
+        "`[algoritm]` is not a table of a config. Did you mean `[algorithm]`?",
+        "[problem] `rounds` is in the wrong place: put it at the top, above all tables.",
+        "`rouns` is not an option of the run, got 3. Did you mean `rounds`?",
+        "[problem] `clients` must be a whole number of at least 1, got 0.",
+        "[problem] `anlge` is not an option of problem quadratic, got 3. Did you mean `angle`?",
+        "[problem] `seed` must be a whole number, got 'x'.",
+        "[algorithm] `local_lr` must be a finite number of at least 0 or one of [",
+        "[algorithm] `loacl_epochs` is not an option of any algorithm, got 1. Did you mean "
+        "`local_epochs`?",
+        "[algorithm] `server_lr` must be",
+    ]:
+        assert any(text.startswith(said) for text in problems), said
+    assert len(problems) == 12
+
+
+def test_a_problem_that_is_misspelt_does_not_hide_what_is_wrong_with_any_of_those_there_are() -> (
+    None
+):
+    tables = {
+        "problem": {"name": "quadratc", "clients": 0, "anlge": 3, "width": 3},
+        "algorithm": {"local_lr": -1, "nonsense": 1, "local_steps": 1, "local_epochs": 1},
+    }
+    problems = problems_of(tables, clientz="3")
+    for said in [
+        "`problem` must be one of ",
+        "`--clientz` is not an option",
+        "[problem] `clients` must be a whole number of at least 1, got 0.",
+        "[problem] `anlge` is not an option of any problem, got 3. Did you mean `angle`?",
+        "[algorithm] `local_lr` must be",
+        "[algorithm] `nonsense` is not an option of algorithm fsmgda, got 1.",
+        "[algorithm] exactly one of `local_steps` and `local_epochs` must be given",
+    ]:
+        assert any(text.startswith(said) for text in problems), said
+    assert len(problems) == 7
+
+
+def test_of_ones_own_problem_that_is_not_found_nothing_is_said_that_cannot_be_known() -> None:
+    for name in ("no_such_module_here:federation", "unlike_any_other"):
+        tables = {"problem": {"name": name, "depth": -1}, "algorithm": {"local_epochs": 2}}
+        assert len(problems_of(tables, width="3", problem_seed="x")) == 1
+    assert len(problems_of({"problem": {"depth": -1}}, width="3")) == 1
+
+
+def test_what_a_file_says_of_another_algorithm_than_the_flag_is_not_held_against_it() -> None:
+    tables = {"problem": "quadratic", "algorithm": {"name": "fsmgda", "nonsense": 1}}
+    assert len(problems_of(tables, algorithm="fedavgg")) == 1
+    tables = {"problem": {"name": "quadratic", "nonsense": 1}}
+    assert len(problems_of(tables, problem="wavse")) == 1
+
+
+def test_an_option_that_is_right_for_some_algorithm_is_not_said_to_be_wrong() -> None:
+    """FedAvg has `weights` and FSMGDA has not; which one is meant is not known."""
+    tables = {"problem": "quadratic", "algorithm": {"name": "fedagv", "weights": {"f1": 1.0}}}
+    assert "`algorithm` must be" in only_problem(tables)
+
+
 # ---- files -----------------------------------------------------------------------------------
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fmol import Objective, whole_set
+from fmol import FSMGDA, Client, Federation, Objective, fit, whole_set
 from fmol.data import as_samples
 from fmol.evaluation import Score, batch_mean, evaluate
 from fmol.layout import FlatModel
+from fmol.stationarity import stationarity
 from support import Net, data, masked_error, squared_error
 
 CPU = torch.device("cpu")
@@ -22,6 +23,7 @@ X, Y = data(N)
 GAPS = Y.clone()
 GAPS[[0, 3, 4], 0] = float("nan")
 NET = Net().double()
+NUMBERS = [torch.tensor([1, 0, 1]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0.3, 0.3, 1.0])]
 
 
 def scores(
@@ -340,17 +342,51 @@ def test_the_mean_over_a_batch_can_be_differentiated_and_spares_the_unlabelled()
 
 def test_the_mean_over_no_labels_is_zero_and_so_is_its_gradient() -> None:
     values = torch.ones(3, requires_grad=True)
-    mean, count = batch_mean((values, torch.zeros(3)), 3, "it")
+    mean, count = batch_mean((values, torch.zeros(3, dtype=torch.bool)), 3, "it")
     mean.backward()
     assert (float(mean.detach()), count) == (0.0, 0)
     assert values.grad is not None
     assert not values.grad.any()
 
 
-@pytest.mark.parametrize("mask", [torch.tensor([1, 0, 1]), torch.tensor([1.0, 0.0, 1.0])])
-def test_a_mask_may_be_of_numbers(mask: Tensor) -> None:
-    mean, count = batch_mean((torch.tensor([1.0, 9.0, 3.0]), mask), 3, "it")
-    assert (float(mean), count) == (2.0, 2)
+@pytest.mark.parametrize("mask", NUMBERS)
+def test_a_mask_of_numbers_is_refused_with_what_to_return(mask: Tensor) -> None:
+    with pytest.raises(ValueError, match=f"^it returned .* `valid` of {mask.dtype}. Return truth"):
+        batch_mean((torch.tensor([1.0, 9.0, 3.0]), mask), 3, "it")
+
+
+@pytest.mark.parametrize("mask", NUMBERS)
+def test_a_mask_of_numbers_is_refused_for_metrics_too(mask: Tensor) -> None:
+    metric = {"accuracy": lambda outputs, targets: (outputs[:, 0], mask.expand(N, 3)[:, 0])}
+    with pytest.raises(
+        ValueError, match=r"^the accuracy of objective `price` returned .*`valid` of"
+    ):
+        scores(Objective("price", squared_error(0), metric))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "auto"])
+@pytest.mark.parametrize("evaluate_every", [1, 2])
+def test_every_engine_refuses_a_mask_of_numbers(engine: str, evaluate_every: int) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        values, valid = masked_error(0)(outputs, targets)
+        return values, valid.double()
+
+    clients = [Client(f"c{i}", (X, GAPS), ("a",)) for i in range(3)]
+    problem = Federation(NET, [Objective("a", loss)], clients)
+    options: dict[str, Any] = {"engine": engine, "device": "cpu"}
+    with pytest.raises(ValueError, match=r"objective `a` returned .*`valid` of torch.float64"):
+        fit(problem, FSMGDA(local_steps=1), 2, evaluate_every=evaluate_every, **options)
+    with pytest.raises(ValueError, match=r"objective `a` returned .*`valid` of torch.float64"):
+        stationarity(problem, **options)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "auto"])
+def test_every_engine_refuses_a_metric_whose_mask_is_of_another_shape(engine: str) -> None:
+    metric = {"accuracy": lambda outputs, targets: (outputs[:, 0], outputs[:1, 0] > 0)}
+    clients = [Client(f"c{i}", (X, Y), ("a",), held_out=(X, Y)) for i in range(2)]
+    problem = Federation(NET, [Objective("a", squared_error(0), metric)], clients)
+    with pytest.raises(ValueError, match=r"the accuracy of objective `a` returned \[1\] for 7"):
+        fit(problem, FSMGDA(local_steps=1), rounds=1, engine=engine, device="cpu")
 
 
 def test_a_scalar_counts_for_the_whole_batch() -> None:
@@ -370,7 +406,7 @@ def test_a_mean_in_half_precision_does_not_overflow() -> None:
 
 def test_a_masked_mean_in_half_precision_does_not_overflow() -> None:
     values = torch.full((4096,), 20.0, dtype=torch.float16)
-    assert float(batch_mean((values, torch.ones(4096)), 4096, "it")[0]) == 20.0
+    assert float(batch_mean((values, torch.ones(4096) > 0), 4096, "it")[0]) == 20.0
 
 
 def test_a_last_batch_of_one_does_not_turn_a_squeezed_loss_into_that_samples() -> None:

@@ -156,6 +156,26 @@ def test_a_run_of_no_rounds_gives_what_it_has(tmp_path: Path) -> None:
     assert write_figures(tmp_path, [replace(run, final=None)], ("svg",)) == []
 
 
+def test_rounds_that_are_lost_leave_a_gap_and_move_no_other(tmp_path: Path) -> None:
+    whole = record()
+    lost = replace(whole, reports=(whole.reports[0], *whole.reports[3:]))
+    names, kept = ("a", "b", "c"), [True, False, False, True, True]
+    assert (whole.rounds, lost.rounds) == (5, 5)
+    assert replace(lost, final=None).rounds == 5
+    for drawn in (module._losses, module._weights):
+        before, after = drawn(whole, names), drawn(lost, names)
+        assert after.shape == before.shape
+        assert np.isnan(after[1:3]).all()
+        rows = [*kept, True][: len(before)]
+        np.testing.assert_array_equal(after[rows], before[rows])
+    direction = module._each_round(lost, "direction_norm_squared")
+    np.testing.assert_array_equal(np.isfinite(direction), kept)
+    assert len(module._megabytes(lost)) == 6
+    assert stems(write_figures(tmp_path, [lost])) == [name for name in ALL for _ in range(2)]
+    empty = replace(whole, reports=(), final=None)
+    assert module._losses(empty, names).shape == (0, 3)
+
+
 def test_losses_that_are_not_positive_are_drawn_on_a_plain_axis(tmp_path: Path) -> None:
     run = record()
     losses = [{"a": -1.0, "b": 0.0, "c": 1.0}] * len(run.reports)

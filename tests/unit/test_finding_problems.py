@@ -313,18 +313,63 @@ def test_what_is_nowhere_is_said_to_be_nowhere(
         ("import own", ModuleNotFoundError),  # Begins as the module's own name does.
         ("raise ValueError('from within')", ValueError),
         ("1 / 0", ZeroDivisionError),
+        ("import torch; torch.zeros(3) @ torch.zeros(4)", RuntimeError),
+        ("raise SystemExit", SystemExit),
         ("def (", SyntaxError),
     ],
 )
 @pytest.mark.parametrize("name", ["own_broken:federation", "own_broken.py:federation"])
-def test_a_module_that_fails_shows_its_own_error(
-    write: Callable[..., Path], text: str, error: type[Exception], name: str
+def test_a_module_that_fails_is_said_with_file_and_line_and_its_own_error_is_the_cause(
+    write: Callable[..., Path], text: str, error: type[BaseException], name: str
 ) -> None:
-    write("own_broken.py", text)
+    write("own_broken.py", f"import math\n\n{text}\n")
     for _ in range(2):  # A module that failed is not half there.
-        with pytest.raises(error) as caught:
+        with pytest.raises(ProblemError) as caught:
+            find_problem(name)
+        assert isinstance(caught.value.__cause__, error)
+        said = str(caught.value)
+        assert said.startswith(f"`{name.partition(':')[0]}` cannot be imported: ")
+        assert "line 3 of `own_broken.py`" in said
+        assert "\n" not in said
+        with pytest.raises(ConfigError) as in_config:
             find_source({}, {"problem": name})
-        assert not isinstance(caught.value, ProblemError | ConfigError)
+        assert in_config.value.problems == (said,)
+        assert isinstance(in_config.value.__cause__, ProblemError)
+
+
+def test_an_error_in_what_lies_beside_a_file_is_said_to_be_there(
+    write: Callable[..., Path],
+) -> None:
+    write("far/helper_of_broken.py", "\ndef fail():\n    raise ValueError('two\\nlines.')\n")
+    write("far/own.py", "from helper_of_broken import fail\nfail()\n")
+    with pytest.raises(
+        ProblemError, match=r"line 3 of `far.helper_of_broken.py` raised ValueError"
+    ):
+        find_problem("far/own.py:federation")
+    write("far/helper_of_broken.py", "x = (\n")
+    sys.modules.pop("helper_of_broken", None)
+    write("far/other.py", "\nimport helper_of_broken\n")
+    with pytest.raises(
+        ProblemError, match=r"line 1 of `far.helper_of_broken.py` has a syntax error"
+    ):
+        find_problem("far/other.py:federation")
+
+
+def test_all_that_fmol_says_of_ones_own_federation_is_passed_on(write: Callable[..., Path]) -> None:
+    write(text="import fmol\nfederation = fmol.Federation(None, [], [])\n")
+    with pytest.raises(ValueError, match="`model` must be") as direct:
+        Federation(None, [], [])  # type: ignore[arg-type]
+    with pytest.raises(ProblemError) as caught:
+        find_problem("own_problem.py:federation")
+    assert " ".join(str(direct.value).split()).rstrip(".") in str(caught.value)
+    assert "line 2 of `own_problem.py`" in str(caught.value)
+
+
+def test_a_file_that_has_no_line_to_blame_is_said_to_be_broken(write: Callable[..., Path]) -> None:
+    path = write()
+    path.write_bytes(b"x = '\0'\n")
+    with pytest.raises(ProblemError, match=r"cannot be imported: .*null bytes"):
+        find_problem("own_problem.py:federation")
 
 
 def test_something_else_than_a_federation_is_refused_when_it_is_built(

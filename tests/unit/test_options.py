@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -444,3 +446,64 @@ def test_any_value_of_a_file_for_any_option_gives_the_option_or_an_options_error
 ) -> None:
     owner, option = chosen
     assert_read_or_refused(owner, option.name, value)
+
+
+# ---- what a file would have, in Python -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("rule", "upgrad", "got 'upgrad'. Write `UpGrad()` (from fmol.rules)."),
+        ("rule", "upgrd", "Write `UpGrad()` (from fmol.rules)."),
+        ("rule", "capped,cap=0.6", "Write `Capped(cap=0.6)` (from fmol.rules)."),
+        ("rule", {"name": "capped", "cap": 0.6}, "Write `Capped(cap=0.6)` (from fmol.rules)."),
+        (
+            "rule",
+            {"name": "smoothed", "rule": "upgrad", "keep": 0.5},
+            "Write `Smoothed(rule=UpGrad(), keep=0.5)` (from fmol.rules).",
+        ),
+        ("rule", "best", "Give an object of your own, or of MinNorm, UpGrad, "),
+        ("rule", {"cap": 0.6}, "Give an object of your own, or of MinNorm, UpGrad, "),
+        ("rule", 3, "must be a callable, got 3."),
+        ("server_step", "momentum", "Write `Momentum()` (from fmol.algorithms)."),
+        ("server_step", "momentum,beta=0.5", "Write `Momentum(beta=0.5)` (from fmol.algorithms)."),
+        ("local_lr", "cosine", "Write `Cosine(start=…, rounds=…)` (from fmol.schedules)."),
+        ("local_lr", "0.1", "got '0.1'. Write `0.1`."),
+        ("local_lr", -1, "got -1."),
+        ("normalize", "los", "Did you mean 'loss'?"),
+    ],
+    ids=str,
+)
+def test_what_a_config_file_would_have_is_said_as_python_has_it(
+    option: str, value: Any, said: str
+) -> None:
+    with pytest.raises(OptionsError) as caught:
+        FSMGDA(local_steps=1, **{option: value})
+    assert said in str(caught.value)
+    assert str(caught.value).endswith((said, "(from fmol.rules)."))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "chosen"),
+    [(kind, name, each) for kind, named in CHOICES.items() for name, each in named.items()],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_is_to_be_written_for_every_choice_is_where_it_is_said_to_be(
+    kind: Any, name: str, chosen: type
+) -> None:
+    values = {each: 0.5 for each, o in list_options(chosen).items() if o.default is MISSING}
+    with pytest.raises(OptionsError) as caught:
+        check_options(make_dataclass("Owner", [("it", kind)])({"name": name, **values}))
+    found = re.search(r"Write `(.*)` \(from (.*)\)\.$", str(caught.value))
+    assert found is not None
+    module = importlib.import_module(found[2])
+    assert found[1].partition("(")[0] == chosen.__name__
+    assert getattr(module, chosen.__name__) is chosen
+
+
+def test_what_a_file_itself_has_wrong_is_not_said_as_python_has_it() -> None:
+    with pytest.raises(OptionsError) as caught:
+        read_options(FSMGDA, {"local_steps": 1, "rule": "upgrd"}, CHOICES)
+    assert "Did you mean 'upgrad'?" in str(caught.value)
+    assert "Write" not in str(caught.value)

@@ -235,7 +235,7 @@ class InputMoments:
         if not isinstance(values, Tensor) or values.numel() != size:
             return torch.ones(size, device=_device(outputs))  # One number for all tells none apart.
         counts = self.floor + 1 - torch.exp(-values.reshape(size).float().clamp(min=0))
-        return counts if valid is None else torch.where(valid.reshape(size).bool(), counts, 0)
+        return counts if valid is None else torch.where(valid.reshape(size), counts, 0)
 
     @torch.no_grad()
     def _moments(self, site: Site, x: Tensor, weights: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ from click.shell_completion import get_completion_class
 
 import fmol as package
 from fmol.cli.doctor import check_up, list_problems
-from fmol.cli.failures import describe, is_foreseen
+from fmol.cli.failures import describe, is_foreseen, is_misuse
 from fmol.cli.flags import AlgorithmType, ConfigCommand, GridType, ProblemType, is_file
 from fmol.cli.sweep import read_grid, run_sweep
 from fmol.cli.tables import compare_table, summary_lines
-from fmol.config import ALGORITHMS, Config, ConfigError, read_config, read_file
+from fmol.config import ALGORITHMS, Config, read_config, read_file
 from fmol.errors import FmolError
 from fmol.federation import Federation
 from fmol.front import (
@@ -48,7 +48,7 @@ from fmol.reproduce import (
     reproduce,
 )
 from fmol.reproduce.text import experiment_lines, outcome_lines, plan_lines
-from fmol.runs import RunError, RunFolder, resume, start
+from fmol.runs import RunError, RunFolder, RunMisuseError, resume, start
 from fmol.runs.folder import find_runs, new_folder
 from fmol.runs.training import StoppedError
 from fmol.training import Callback
@@ -169,14 +169,17 @@ def report(
     console = Console(quiet)
     folders = find_runs(runs)
     if out is not None and len(folders) > 1:
-        raise RunError(f"`--out` names one file and there are {len(folders)} runs. Use `compare`.")
-    baseline = RunFolder.open(alone).record() if alone else None
+        raise RunMisuseError(
+            f"`--out` names one file and there are {len(folders)} runs. Use `compare`."
+        )
+    baseline = RunFolder.open(alone).record(say=console.complain) if alone else None
     for folder in folders:
-        path = write_report(out or folder.report, [folder.record()], alone=baseline)
+        record = folder.record(say=console.complain)
+        path = write_report(out or folder.report, [record], alone=baseline)
         console.print(f"report: {path}")
         if figures is not None:
             to = figures if len(folders) == 1 else figures / folder.path.name
-            console.print(*_write_figures(to, [folder.record()]))
+            console.print(*_write_figures(to, [record]))
 
 
 @fmol.command()
@@ -193,7 +196,7 @@ def report(
 def compare(runs: Sequence[Path], out: Path, figures: Path | None, quiet: bool) -> None:
     """Puts several RUNs (or folders of runs) into one report, seeds of one setting with a band."""
     console = Console(quiet)
-    records = [folder.record() for folder in find_runs(runs)]
+    records = [folder.record(say=console.complain) for folder in find_runs(runs)]
     console.print(*compare_table(records))
     out.parent.mkdir(parents=True, exist_ok=True)
     console.print(f"report: {write_report(out, records)}")
@@ -238,7 +241,8 @@ def sweep(
     flags = ConfigCommand.flags(ctx) | ({} if is_file(problem) else {"problem": problem})
     with console:
         folder, failed = run_sweep(tables, flags, combinations, out, jobs, console)
-    records = [RunFolder(each.parent).record() for each in sorted(folder.glob("*/summary.json"))]
+    ended = [RunFolder(each.parent) for each in sorted(folder.glob("*/summary.json"))]
+    records = [each.record(say=console.complain) for each in ended]
     if records:
         console.print(*compare_table(records))
         console.print(f"report: {write_report(folder / 'comparison.html', records)}")
@@ -540,12 +544,9 @@ def errors() -> Iterator[None]:
         stop(str(error), error.__cause__)
     except KeyboardInterrupt as error:
         stop("stopped", error)
-    except (ConfigError, ProblemError) as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(MISUSED)
     except (RunError, FmolError, ImportError, OSError, ValueError) as error:
         click.echo("error: " * is_foreseen(error) + describe(error), err=True)
-        sys.exit(FAILED)
+        sys.exit(MISUSED if is_misuse(error) else FAILED)
 
 
 def stop(text: str, cause: BaseException | None) -> NoReturn:

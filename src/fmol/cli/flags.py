@@ -27,6 +27,7 @@ from fmol.config import (
 )
 from fmol.options import Option, explain_options, kinds_in, list_options
 from fmol.problems import PROBLEMS
+from fmol.runs import RunFolder
 
 __all__ = ["AlgorithmType", "ConfigCommand", "GridType", "ProblemType", "is_file"]
 
@@ -99,10 +100,11 @@ class ConfigCommand(click.Command):
         fits = _names_problem if on_problem else _is_run
         at = _find_subject(args, _takes_value(self.params), fits)
         if at is None:  # Some problem must show which flags there are.
-            subject = next(iter(PROBLEMS))
+            ctx.meta[SOURCE] = _peek(next(iter(PROBLEMS)), args)
+        elif on_problem:
+            ctx.meta[SOURCE] = _peek(args[at], args)
         else:
-            subject = args[at] if on_problem else str(Path(args[at], "config.toml"))
-        ctx.meta[SOURCE] = _peek(subject, args)
+            ctx.meta[SOURCE] = _peek(str(Path(args[at], "config.toml")), args, RunFolder(args[at]))
         known = {name for param in self.get_params(ctx) for name in param.opts}
         known |= {name for param in self.get_params(ctx) for name in param.secondary_opts}
         args, ctx.meta[UNKNOWN] = _set_aside(args, known, at)
@@ -206,8 +208,11 @@ def _is_run(argument: str) -> bool:
     return _is_there(Path(argument, "config.toml"))
 
 
-def _peek(problem: str, args: Sequence[str]) -> Source | None:
-    """What a problem and the algorithm that the arguments name consist of; None if it is broken."""
+def _peek(problem: str, args: Sequence[str], run: RunFolder | None = None) -> Source | None:
+    """What a problem and the algorithm that the arguments name consist of; None if it is broken.
+
+    `run` is whose config file it is, if it is one's.
+    """
     flags = {}
     for i, each in enumerate(args):
         if each.startswith("--algorithm="):
@@ -218,7 +223,8 @@ def _peek(problem: str, args: Sequence[str]) -> Source | None:
         flags.pop("algorithm", None)
     try:
         tables = read_file(Path(problem)) if is_file(problem) else {}
-        return find_source(tables, flags if is_file(problem) else {**flags, "problem": problem})
+        flags = flags if is_file(problem) else {**flags, "problem": problem}
+        return find_source(tables, flags, None if run is None else run.problem_file())
     except Exception:  # noqa: BLE001 - one's own module may raise anything.
         return None  # The command itself will say what is wrong.
 

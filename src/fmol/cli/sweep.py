@@ -26,7 +26,7 @@ from fmol.config import (
     toml_value,
 )
 from fmol.files import write_whole
-from fmol.runs import RunError, RunFolder, resume, start
+from fmol.runs import RunFolder, RunMisuseError, resume, start
 from fmol.runs.folder import new_folder
 from fmol.runs.identity import changed_keys
 from fmol.runs.training import StoppedError
@@ -177,7 +177,7 @@ def _is_done(folder: RunFolder, config: Config) -> bool:
     before = read_file(folder.config)
     changes = changed_keys(before, config.tables)
     if changes:
-        raise RunError(
+        raise RunMisuseError(
             f"`{folder.path}` is a run of another config: {'; '.join(changes)}. Name another folder "
             "with `--out`."
         )

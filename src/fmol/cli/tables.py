@@ -93,7 +93,7 @@ Column = tuple[str, Callable[[RunRecord], float], str]
 
 
 def _columns(records: Sequence[RunRecord], names: Sequence[str]) -> list[Column]:
-    columns: list[Column] = [("rounds", lambda r: len(r.reports), ".0f")]
+    columns: list[Column] = [("rounds", lambda r: r.rounds, ".0f")]
     metrics = {name: metric for name in names if (metric := _metric(records, name))}
     if len(names) <= MOST:
         columns += [(f"loss {n}", partial(_last, name=n), ".4g") for n in names]

@@ -26,7 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from fmol.data import tree_leaves, tree_map
 from fmol.engines.convolutions import LaneConvolutions
 from fmol.engines.seam import LocalConfig
-from fmol.evaluation import batch_mean
+from fmol.evaluation import batch_mean, check_mask
 from fmol.layout import FlatModel, Layout
 from fmol.objectives import Objective
 from fmol.precision import in_dtype, rounding
@@ -241,7 +241,8 @@ def pull_losses(
     if values.shape[1] != batch.width:
         raise NotBatchedError("its loss is not one value per sample")
     if valid is not None:
-        valid = valid.reshape(len(pull.lanes), -1).bool()
+        check_mask(valid, f"the loss of objective `{pull.objective.name}`")
+        valid = valid.reshape(len(pull.lanes), -1)
     if own is not None:
         valid = own if valid is None else valid & own
     if valid is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fmol.data import tree_map
 from fmol.engines.pool import Pool
-from fmol.evaluation import Score, batch_mean
+from fmol.evaluation import Score, batch_mean, check_mask
 from fmol.layout import FlatModel
 from fmol.objectives import Objective, WholeSet
 
@@ -119,7 +119,9 @@ def _values(
             value = function(*mine)
         pair = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         values, valid = pair
-        if isinstance(values, Tensor) and values.shape == (total,):
+        if _one_each(values, total) and (valid is None or _one_each(valid, total)):
+            if valid is not None:
+                check_mask(valid, what)
             return _sums(values, valid, lengths)
     scores, start = [], 0
     for length in lengths:
@@ -132,14 +134,17 @@ def _values(
     return scores
 
 
+def _one_each(value: Any, total: int) -> bool:
+    return isinstance(value, Tensor) and value.shape == (total,)
+
+
 def _sums(values: Tensor, valid: Tensor | None, lengths: Sequence[int]) -> Tensor:
     wide = values.double()
     sizes = _sizes(tuple(lengths), values.device)
     counts = sizes.double()
     if valid is not None:
-        mask = valid.bool()
-        wide = torch.where(mask, wide, 0)
-        counts = torch.segment_reduce(mask.double(), "sum", lengths=sizes)
+        wide = torch.where(valid, wide, 0)
+        counts = torch.segment_reduce(valid.double(), "sum", lengths=sizes)
     return torch.stack([torch.segment_reduce(wide, "sum", lengths=sizes), counts])
 
 

@@ -26,7 +26,7 @@ from fmol.engines.worker import Compile, LaneWorker
 from fmol.evaluation import EVALUATION_BATCH, evaluate
 from fmol.federation import ClientList, Federation
 from fmol.layout import FlatModel
-from fmol.local import correction_of, local_work
+from fmol.local import check_site, correction_of, local_work
 from fmol.objectives import Objective
 from fmol.precision import Precision, products, step_dtype
 
@@ -162,11 +162,16 @@ class VectorizedEngine(SequentialEngine):
                 self._one_by_one(chunk, fold, work, transforms, tally)
                 continue
             jobs = self._jobs(chunk, sites)
-            steps = self._descend(jobs, pool)
-            # While the device computes: all that is known without it.
-            for worker in self._workers:
-                worker.draw_ahead()
-            scores, held_out = self._scores(chunk, sites, pool)  # Here it waits for the device.
+            try:
+                steps = self._descend(jobs, pool)
+                # While the device computes: what is known without it.
+                for worker in self._workers:
+                    worker.draw_ahead()
+                scores, held_out = self._scores(chunk, sites, pool)  # Here it waits for the device.
+            except RuntimeError as error:
+                for site in sites.values():
+                    check_site(error, site)
+                raise
             replies = Replies(chunk, sites, jobs, self.federation.layout, transforms)
             replies.prepare(steps.deltas, scores, held_out, self._masked)
             rows = steps.rows()  # And here, where no scores are asked for.

@@ -6,6 +6,8 @@ import re
 from importlib import resources
 from pathlib import Path
 
+from fmol.errors import MisuseError
+
 __all__ = ["write_app"]
 
 FILES = {
@@ -28,12 +30,12 @@ def write_app(folder: str | Path) -> list[Path]:
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     package = name.replace("-", "_")
     if not package.isidentifier() or package in ("fmol", "flwr", "torch"):
-        raise ValueError(
+        raise MisuseError(
             f"`{folder}` cannot be the name of an app's package, which would be `{package}`. Name a "
             "folder that begins with a letter, as my-app."
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(
+        raise MisuseError(
             f"`{folder}` is there already, and nothing is overwritten. Name a new one."
         )
     template = resources.files("fmol.flower") / "template"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fmol import __version__
+from fmol.errors import MisuseError
 from fmol.files import write_whole
 from fmol.report.data import better
 from fmol.runs.folder import plain_numbers
@@ -69,12 +70,12 @@ class Front:
                 if math.isnan(self._value(point, name)):
                     known = sorted({m for row in point.held_out.values() for m in row} - {"loss"})
                     held_out = [HELD_OUT_LOSS, *known] if point.held_out else []
-                    raise ValueError(
+                    raise MisuseError(
                         f"run `{point.run}` has no {self.measure!r} of objective `{name}`. What is "
                         f"measured of it is {[LOSS, *held_out]}: set `measure` to one of them."
                     )
         if self.measure not in (LOSS, HELD_OUT_LOSS) and not better(self.measure):
-            raise ValueError(
+            raise MisuseError(
                 f"`measure` is {self.measure!r}, whose name does not tell whether more of it is "
                 "better. Take a loss, or call it by a name that does, as accuracy or error."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from fmol.front.result import RESULTS, Front, FrontPoint, read_reference, write_
 from fmol.front.table import point_label
 from fmol.record import RunRecord
 from fmol.result import Result
-from fmol.runs import RunError, RunFolder
+from fmol.runs import RunError, RunFolder, RunMisuseError
 from fmol.runs.folder import new_folder
 from fmol.runs.identity import changed_keys
 from fmol.runs.together import PlannedRun, steps_together, train_together
@@ -82,10 +83,7 @@ def train_front(
     flags = dict(flags or {})
     options = options or FrontOptions()
     methods = read_methods(options.method)
-    wrong = [text for method in methods for text in method.problems(tables, flags)]
-    if wrong:
-        raise ConfigError(list(dict.fromkeys(wrong)))
-    base = read_config(tables, flags)
+    base = _base(tables, flags, methods)
     for note in base.notes:
         say(note)
     say(f"building the problem {base.problem}")
@@ -129,6 +127,21 @@ def train_front(
     return path, front
 
 
+def _base(tables: Mapping[str, Any], flags: Mapping[str, str], methods: Sequence[Method]) -> Config:
+    """What all points have in common, checked as a whole."""
+    wrong: list[str] = []
+    with contextlib.suppress(ConfigError):  # Which algorithm is meant is not known: said below.
+        wrong += [text for method in methods for text in method.problems(tables, flags)]
+    wrong = list(dict.fromkeys(wrong))
+    try:
+        base = read_config(tables, flags)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *wrong]) from error.__cause__
+    if wrong:
+        raise ConfigError(wrong)
+    return base
+
+
 def _command() -> str:
     return shlex.join(["fmol", *sys.argv[1:]])
 
@@ -168,7 +181,7 @@ def _is_done(run: _Run) -> bool:
     before = read_file(run.folder.config)
     changes = changed_keys(before, run.config.tables)
     if changes:
-        raise RunError(
+        raise RunMisuseError(
             f"`{run.folder.path}` is of another front: {'; '.join(changes)}. Name another folder with "
             "`--out`."
         )

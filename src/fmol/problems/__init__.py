@@ -6,20 +6,24 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Any, get_type_hints
 
 from torch import nn
 
+from fmol.errors import MisuseError
 from fmol.federation import Federation
 from fmol.options import nearest
 
-__all__ = ["PROBLEMS", "ProblemError", "find_problem"]
+__all__ = ["PROBLEMS", "ProblemError", "find_problem", "problem_file"]
 
 PROBLEMS: Mapping[str, str] = {
     "multidigits": "fmol.problems.multidigits:MultiDigits",
@@ -33,16 +37,33 @@ PROBLEMS: Mapping[str, str] = {
 }
 """Name → where the problem is: a dataclass of options with `build(data_dir) -> Federation`."""
 
+LONGEST = 600
+"""Characters of an error of one's own code that are shown."""
 
-class ProblemError(ValueError):
+
+class ProblemError(MisuseError):
     """A problem that is not where it was looked for, or cannot be used as one."""
 
 
-def find_problem(name: str) -> type:
+def problem_file(name: str, known: Path | None = None) -> Path | None:
+    """The file that `file.py:name` is in: `known` if there is such a file, else by its path from the
+    working folder. None for other names.
+
+    >>> str(problem_file("own.py:federation")), problem_file("quadratic")
+    ('own.py', None)
+    """
+    module, colon, _ = name.rpartition(":")
+    if not colon or not module.endswith(".py"):
+        return None
+    return known if known is not None and known.is_file() else Path(module)
+
+
+def find_problem(name: str, known: Path | None = None) -> type:
     """The dataclass of the problem called `name`: a built-in one, or `module:name` of one's own.
 
     One's own is a `Federation`, a function that returns one (its arguments are the options), or a
-    dataclass with `build(data_dir)`; `module` may be a path to a file.
+    dataclass with `build(data_dir)`; `module` may be a path to a file, and `known` is where that file
+    was before.
 
     >>> find_problem("multidigits").__name__
     'MultiDigits'
@@ -58,7 +79,8 @@ def find_problem(name: str) -> type:
             f"`problem` must be one of {', '.join(PROBLEMS)}, a file that ends in .toml, or your own "
             f"as `module:name`, got {name!r}." + (f" Did you mean `{hint}`?" if hint else "")
         )
-    module_found = _module(module_name, name)
+    file = problem_file(name, known)
+    module_found = _module(module_name, name) if file is None else _file(file, name, known)
     if not hasattr(module_found, attribute):
         public = [each for each in vars(module_found) if not each.startswith("_")]
         hint = nearest(attribute, public)
@@ -70,26 +92,31 @@ def find_problem(name: str) -> type:
 
 
 def _module(module: str, reference: str) -> ModuleType:
-    if module.endswith(".py"):
-        return _file(Path(module), reference)
     here = str(Path.cwd())
     if here not in sys.path:  # As `python -m` does: one's own modules are where one works.
         sys.path.insert(0, here)
     try:
         if module and not module.startswith("."):
             return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # The module is there; what it imports is not.
+    except (Exception, SystemExit) as error:
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        # The module may be there, and what it imports not.
+        if absent is None or not f"{module}.".startswith(f"{absent}."):
+            raise _broken(error, module, f"python -m {module}") from error
     raise ProblemError(
         f"there is no module `{module}`, got `{reference}`. Run from the folder that holds it, "
         "install it, or give the path of its file."
     )
 
 
-def _file(path: Path, reference: str) -> ModuleType:
+def _file(path: Path, reference: str, known: Path | None) -> ModuleType:
     if not path.is_file():
-        raise ProblemError(f"there is no file `{path}`, got `{reference}`. Name one that is there.")
+        raise ProblemError(
+            f"there is no file `{path}`, got `{reference}`. Name one that is there."
+            if known is None
+            else f"there is no file `{known}` any more, and no `{path}` here. Put it back, or go where "
+            "it is."
+        )
     # Its whole path: `types.py` must not take the place of Python's own `types`.
     name = str(path.resolve())
     if name in sys.modules:
@@ -104,10 +131,49 @@ def _file(path: Path, reference: str) -> ModuleType:
     sys.modules[name] = found  # Dataclasses look their module up by name.
     try:
         spec.loader.exec_module(found)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, Exception | SystemExit):
+            raise _broken(error, str(path), f"python {path}") from error
         raise
     return found
+
+
+def _broken(error: BaseException, called: str, again: str) -> ProblemError:
+    """The error for a module of one's own that raised something when it was imported."""
+    place = _place(error)
+    at = f"line {place[1]} of `{_shown(place[0])}` " if place else ""
+    text = shorten(str(error), LONGEST, placeholder=" …").rstrip(".")
+    if isinstance(error, SyntaxError):
+        what = f"{at}has a syntax error: {error.msg}" if at else f"it has a syntax error: {text}"
+    else:
+        what = f"{at or 'it '}raised {type(error).__name__}" + (f": {text}" if text else "")
+    return ProblemError(
+        f"`{called}` cannot be imported: {what}. Mend it; `{again}` shows the whole traceback."
+    )
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """File and line where one's own code raised an error, however deep in a library it arose."""
+    if isinstance(error, SyntaxError):
+        return (error.filename, error.lineno) if error.filename and error.lineno else None
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(each.filename, each.lineno) for each in frames if each.lineno is not None]
+    own = [place for place in places if not _is_library(Path(place[0]))]
+    return own[-1] if own else None
+
+
+def _is_library(path: Path) -> bool:
+    """Whether a file is Python's, fmol's or an installed package's."""
+    folders = [sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")]
+    folders.append(str(Path(__file__).parents[1]))
+    # What is frozen into Python has no path.
+    return not path.is_absolute() or any(path.is_relative_to(each) for each in folders)
+
+
+def _shown(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def _as_problem(found: Any, name: str) -> type:

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from fmol import __version__
+from fmol.errors import MisuseError
 from fmol.files import write_whole
 from fmol.rates.cases import CASES, SETTINGS, Case, Measured, Point
 from fmol.theory import Slope, Steps, fit_slope
@@ -161,11 +162,11 @@ def _read(path: Path) -> dict[tuple[str, int, int], Point]:
         same = content["settings"] == json.loads(json.dumps(dict(SETTINGS)))
         found = [_point(each) for each in content["points"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
+        raise MisuseError(
             f"`{path}` is not what was written there ({error}). Name another folder, or remove it."
         ) from error
     if not same:
-        raise ValueError(
+        raise MisuseError(
             f"`{path}` holds points of other settings, which cannot be gone on with. Name another "
             "folder."
         )

@@ -160,7 +160,7 @@ def _run(record: RunRecord, names: Sequence[str], most: int, cosine_rounds: int)
         "finished": final is not None,
         "alone": is_alone(record),
         "finds_weights": finds_weights(record),
-        "done": len(reports),
+        "done": record.rounds,
         "sampled": len(some) < len(reports),
         "evaluated": measured[-1].evaluated if measured else "",
         "t": rounds,
@@ -332,7 +332,7 @@ def _alone(
         {
             "name": record.name,
             "seed": record.seed,
-            "rounds": len(record.reports),
+            "rounds": record.rounds,
             "clients": _clients(record, names),
         }
         for record in trained

@@ -20,7 +20,7 @@ from fmol.reproduce.charts import write_charts
 from fmol.reproduce.experiment import Experiment, Place, Reproduction, Size
 from fmol.reproduce.section import write_section
 from fmol.reproduce.trials import Trials
-from fmol.runs import RunError
+from fmol.runs import RunError, RunMisuseError
 from fmol.runs.training import Watch
 
 __all__ = [
@@ -73,7 +73,7 @@ def reproduce(
         records |= there
     if only and not meant:
         known = [trial.name for stage in experiment.stages for trial in stage(size, None)]
-        raise RunError(
+        raise RunMisuseError(
             f"no run of {experiment.name} has {' or '.join(map(repr, only))} in its name. "
             + (f"One is called {known[0]}." if known else "It has none to choose from.")
         )

@@ -18,7 +18,7 @@ from fmol.reproduce.experiment import Trial
 from fmol.reproduce.numbers import rounds_until_all
 from fmol.result import Result, Snapshot
 from fmol.rounds import RoundReport
-from fmol.runs import RunError, RunFolder
+from fmol.runs import RunFolder, RunMisuseError
 from fmol.runs.identity import changed_keys
 from fmol.runs.metrics_log import read_metrics
 from fmol.runs.together import PlannedRun, most_together, train_planned, train_together
@@ -116,7 +116,7 @@ class Trials:
             return config
         changed = changed_keys(read_file(RunFolder(path).config), config.tables)
         if changed:
-            raise RunError(
+            raise RunMisuseError(
                 f"`{path}` is of other settings than this experiment takes now: {changed[0]}. Name "
                 "another folder, or remove that run."
             )

@@ -25,6 +25,7 @@ from fmol.rounds import State
 __all__ = [
     "CheckpointError",
     "SavedState",
+    "checkpoint_rounds",
     "list_checkpoints",
     "load_checkpoint",
     "save_checkpoint",
@@ -63,7 +64,12 @@ def checkpoint_path(folder: Path, rounds: int) -> Path:
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the latest first."""
     found = [path for path in folder.glob("round-*.ckpt") if re.fullmatch(r"round-\d+", path.stem)]
-    return sorted(found, key=lambda path: int(path.stem.removeprefix("round-")), reverse=True)
+    return sorted(found, key=checkpoint_rounds, reverse=True)
+
+
+def checkpoint_rounds(path: Path) -> int:
+    """How many rounds were done at a checkpoint, by its name."""
+    return int(path.stem.removeprefix("round-"))
 
 
 def save_checkpoint(folder: Path, saved: SavedState) -> Path:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fmol.errors import MisuseError
 from fmol.files import is_leftover, write_whole
 from fmol.portrait import Portrait
 from fmol.record import RunRecord
 from fmol.runs.checkpoints import (
     CheckpointError,
     SavedState,
+    checkpoint_rounds,
     list_checkpoints,
     load_checkpoint,
 )
-from fmol.runs.metrics_log import holds, read_metrics
+from fmol.runs.metrics_log import Salvage, holds, salvage_metrics
 
 try:
     import fcntl
 except ImportError:  # Not on Windows: there nothing keeps two processes apart.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["RunError", "RunFolder", "find_runs", "new_folder"]
+__all__ = ["RunError", "RunFolder", "RunMisuseError", "find_runs", "new_folder"]
 
 
 class RunError(Exception):
     """A run that cannot be started, read or gone on with, in a sentence that says what to do."""
+
+
+class RunMisuseError(RunError, MisuseError):
+    """The same where what was asked for is wrong: another folder or flag would do."""
 
 
 class RunFolder:
@@ -64,7 +71,7 @@ class RunFolder:
         # What a run left that was killed while its folder was being made is nobody's.
         if any(not is_leftover(file) and file != folder.lock for file in files):
             again = f"`fmol resume {path}`" if folder.config.exists() else "another folder"
-            raise RunError(
+            raise RunMisuseError(
                 f"`{path}` is not empty, and a run overwrites nothing. Name a new folder with "
                 f"`--out`, or go on with {again}."
             )
@@ -76,9 +83,9 @@ class RunFolder:
         """The run folder at `path`; raises where there is none."""
         folder = cls(path)
         if not folder.path.is_dir():
-            raise RunError(f"there is no folder `{path}`. Name the folder of a run.")
+            raise RunMisuseError(f"there is no folder `{path}`. Name the folder of a run.")
         if not folder.config.is_file():
-            raise RunError(
+            raise RunMisuseError(
                 f"`{path}` is not the folder of a run: it has no `{folder.config.name}`. Name one "
                 "that `fmol run` has made."
             )
@@ -134,9 +141,26 @@ class RunFolder:
         """The content of one of the folder's JSON files; raises where it is not whole."""
         try:
             data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except ValueError as error:
             raise RunError(f"`{path}` cannot be read: {error}. It may be damaged.") from error
         return data
+
+    def path_from_here(self, file: Path) -> str:
+        """A file's path as the folder's files have it: from the folder on, so that both may move."""
+        try:
+            return Path(os.path.relpath(file.resolve(), self.path.resolve())).as_posix()
+        except ValueError:  # On another drive.
+            return str(file.resolve())
+
+    def problem_file(self) -> Path | None:
+        """Where the file was that the run's problem is in; None where no file is named, or none was
+        written down."""
+        if not self.environment.is_file():
+            return None
+        known = self.read_json(self.environment).get("problem_file")
+        return None if known is None else Path(os.path.normpath(self.path.resolve() / known))
 
     def last_state(self) -> tuple[SavedState | None, list[str]]:
         """The latest checkpoint that is whole, with its metrics, and what is wrong with later ones.
@@ -168,34 +192,95 @@ class RunFolder:
             )
         return None, said
 
-    def record(self, name: str = "") -> RunRecord:
-        """The run as numbers and words, whether it has ended or not: what reports are made of."""
+    def record(self, name: str = "", say: Callable[[str], None] | None = None) -> RunRecord:
+        """The run as numbers and words, whether it has ended or not: what reports are made of.
+
+        Where metrics are damaged, `say` is told which lines and what is left out, and so are the notes;
+        without it that is an error.
+        """
         from fmol.config import read_file
 
         tables = read_file(self.config)
         environment = self.read_json(self.environment) if self.environment.exists() else {}
+        done = self._rounds_done()  # Before the metrics, to which a run may be adding.
         try:
-            reports, final, stopped = read_metrics(self.metrics)
-        except (ValueError, KeyError, TypeError) as error:
+            found = salvage_metrics(self.metrics)
+        except OSError as error:
+            raise _unreadable(self.metrics, error) from error
+        damage = self._damage(found, done)
+        if damage and say is None:
             raise RunError(
-                f"`{self.metrics}` cannot be read: {error}. If only its end is damaged, `fmol resume "
-                f"{self.path}` goes back to the last checkpoint before that."
-            ) from error
+                f"{damage} `fmol report {self.path}` shows the rest. If only its end is damaged, `fmol "
+                f"resume {self.path}` goes back to the last checkpoint before that."
+            )
+        if damage and say is not None:
+            say(f"{damage} The rest is shown.")
         if not self.federation.is_file():
-            raise RunError(f"`{self.path}` has no `{self.federation.name}`. Resume the run.")
+            raise RunMisuseError(f"`{self.path}` has no `{self.federation.name}`. Resume the run.")
         return RunRecord(
             name=name or self.path.name,
             algorithm=str(tables["algorithm"]["name"]),
             portrait=Portrait.from_json(self.read_json(self.federation)),
-            reports=tuple(reports),
-            final=final,
-            stopped=stopped,
+            reports=found.reports,
+            final=found.final,
+            stopped=found.stopped,
             seed=int(tables["seed"]),
             config=tables,
             environment=environment.get("started", {}),
             command=environment.get("command", ""),
-            notes=tuple(environment.get("notes", ())),
+            notes=(*environment.get("notes", ()), *([damage] if damage else [])),
         )
+
+    def _rounds_done(self) -> int:
+        """How many rounds the metrics must have, as far as the folder's other files tell."""
+        if self.summary.is_file():
+            try:
+                return int(self.read_json(self.summary)["rounds"])
+            except (RunError, KeyError, TypeError, ValueError):
+                return 0  # Damaged itself, it tells nothing; and nothing of it is shown.
+        # The oldest: a later one that is damaged may have been passed over.
+        return min(map(checkpoint_rounds, list_checkpoints(self.checkpoints)), default=0)
+
+    def _damage(self, found: Salvage, done: int) -> str:
+        """What of the metrics is damaged or lost, in a sentence; empty where nothing is."""
+        last = found.reports[-1].round if found.reports else -1
+        end = found.final.round if found.final is not None else max(done, last + 1)
+        there = {report.round for report in found.reports}
+        lost = [round for round in range(end) if round not in there]
+        ended = self.summary.is_file()
+        # A run that has ended was not killed while it wrote the last line.
+        damaged = [*found.damaged, *([found.cut_short] if ended and found.cut_short else [])]
+        if not damaged and not lost:
+            return ""
+        what = [f"round{'s' * (len(lost) > 1)} {_listed(lost)}"] if lost else []
+        what += ["how the trained model stands"] if ended and found.final is None else []
+        what = what or [f"what came after round {last}" if there else "what stood there"]
+        verb = "are" if len(lost) > 1 or len(what) > 1 else "is"
+        how = "is not whole" if self.metrics.exists() else "is missing"
+        if damaged:
+            how = f"is damaged in line{'s' * (len(damaged) > 1)} {_listed(damaged)}"
+        return f"`{self.metrics}` {how}: {' and '.join(what)} {verb} left out."
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Numbers that rise, those in a row as one.
+
+    >>> _listed([1, 3, 4, 5, 8]), _listed([1, 2])
+    ('1, 3 to 5 and 8', '1 to 2')
+    """
+    rows: list[list[int]] = []
+    for number in numbers:
+        if rows and number == rows[-1][-1] + 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    parts = [str(row[0]) if len(row) == 1 else f"{row[0]} to {row[-1]}" for row in rows]
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def _unreadable(path: Path, error: OSError) -> RunMisuseError:
+    reason = error.strerror or str(error)
+    return RunMisuseError(f"`{path}` cannot be read: {reason}. Give leave to, or name another run.")
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:

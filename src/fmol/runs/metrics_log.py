@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ from fmol.record import (
 )
 from fmol.rounds import RoundReport
 
-__all__ = ["MetricsLog", "read_metrics"]
+__all__ = ["MetricsLog", "Salvage", "read_metrics", "salvage_metrics"]
+
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+"""What reading a line raises that is not what was written."""
+BEGINNING = b'{"kind": '
+"""What every line begins with."""
 
 
 class MetricsLog:
@@ -78,22 +83,65 @@ def read_metrics(
 
     Only the first `bytes` bytes are read, if given; a last line that was cut short is left out.
     """
+    found = salvage_metrics(path, bytes)
+    if found.damaged:
+        raise ValueError(f"line {found.damaged[0]} is damaged")
+    return list(found.reports), found.final, found.stopped
+
+
+@dataclass(frozen=True)
+class Salvage:
+    """What can be read of a file, whatever has happened to it."""
+
+    reports: tuple[RoundReport, ...]
+    """In the order of their rounds, without those that are lost."""
+    final: Evaluation | None
+    stopped: str
+    damaged: tuple[int, ...]
+    """The lines that cannot be read, the first being 1."""
+    cut_short: int | None
+    """The last line, where it has no end."""
+
+
+def salvage_metrics(path: Path, bytes: int | None = None) -> Salvage:
+    """The same as `read_metrics` gives, of all lines that are whole, and which are not.
+
+    A last line that was cut short is what a kill leaves, and is no damage.
+    """
+    content = b""
+    if path.exists():
+        with path.open("rb") as file:
+            content = file.read() if bytes is None else file.read(bytes)
+    *lines, rest = content.split(b"\n")
     reports: list[RoundReport] = []
     final, stopped = None, ""
-    for data in _lines(path, bytes):
-        kind = data.pop("kind")
-        if kind == "round":
-            reports.append(report_from_json(data))
-        else:
-            stopped = data.pop("stopped")
-            final = evaluation_from_json(data)
-    return reports, final, stopped
+    damaged: list[int] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            data = json.loads(line)
+            if data.pop("kind") == "round":
+                report = report_from_json(data)
+                if final is not None or report.round < (reports[-1].round + 1 if reports else 0):
+                    raise ValueError("a round that is not the next")
+                reports.append(report)
+            else:
+                stopped = data.pop("stopped")
+                final = evaluation_from_json(data)
+        except DAMAGE:
+            damaged.append(number)
+    last = len(lines) + 1
+    if not _is_cut_short(rest):
+        damaged.append(last)
+    cut_short = last if rest and last not in damaged else None
+    return Salvage(tuple(reports), final, stopped, tuple(damaged), cut_short)
 
 
-def _lines(path: Path, bytes: int | None) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        content = file.read() if bytes is None else file.read(bytes)
-    for line in content.split(b"\n")[:-1]:  # What has no end of line was not written whole.
-        yield json.loads(line)
+def _is_cut_short(rest: bytes) -> bool:
+    """Whether what has no end of line is a part of one line, or nothing."""
+    written = rest.rstrip(b"\0")  # With these a power cut may leave what was not written yet.
+    text = written.decode(errors="replace")
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return written.startswith(BEGINNING) or BEGINNING.startswith(written)
+    return not text[end:].strip()

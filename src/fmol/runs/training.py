@@ -29,12 +29,13 @@ from fmol.listeners import Listener
 from fmol.metrics import conflict_rate
 from fmol.participation import Participation
 from fmol.portrait import portray
+from fmol.problems import problem_file as file_of
 from fmol.report import write_report
 from fmol.result import Result, Snapshot
 from fmol.rounds import Algorithm, Checkpoint, RoundReport
 from fmol.runs.checkpoints import SavedState, remove_old, save_checkpoint
 from fmol.runs.environment import describe_environment
-from fmol.runs.folder import RunError, RunFolder, plain_numbers
+from fmol.runs.folder import RunError, RunFolder, RunMisuseError, plain_numbers
 from fmol.runs.identity import changed_keys, changed_versions, fingerprint, versions
 from fmol.runs.metrics_log import MetricsLog, read_metrics
 from fmol.training import Callback, fit
@@ -116,6 +117,7 @@ def train_config(
                 config.algorithm_options,
                 config.run,
                 config=config.tables,
+                problem_file=config.problem_file,
                 command=command,
                 notes=config.notes,
                 watch=watch,
@@ -150,14 +152,15 @@ def resume(
     folder = RunFolder.open(path)
     tables = read_file(folder.config)
     if tables.get("problem", {}).get("name") == FLOWER_APP:
-        raise RunError(
+        raise RunMisuseError(
             f"the clients of the run in `{folder.path}` are sites of a Flower app. Start that app "
             "again with the same folder, and it goes on."
         )
     if not any(folder.checkpoints.glob("round-*.ckpt")):
         say(f"there is no checkpoint in `{folder.path}`: it begins at round 0")
-    config = read_config(tables, flags)
-    say(f"building the problem {config.problem}")
+    before = folder.problem_file()
+    config = read_config(tables, flags, before)
+    say(f"building the problem {config.problem}{_found_in(config, before)}")
     federation = config.build()
     with writing(folder):
         lock = folder.take_lock()
@@ -168,6 +171,7 @@ def resume(
             config.algorithm_options,
             config.run,
             config=config.tables,
+            problem_file=config.problem_file,
             # What may change, as the number of rounds, stands in the file from now on.
             toml=config.to_toml() if flags else "",
             anyway=anyway,
@@ -177,6 +181,17 @@ def resume(
         )
 
 
+def _found_in(config: Config, before: Path | None) -> str:
+    """In which file a problem was found, where its name alone does not tell."""
+    file = config.problem_file
+    if file is None or before is None:
+        return ""
+    if not before.is_file():
+        return f", of this folder: `{before}` is gone"
+    named = file_of(config.problem)
+    return "" if named is not None and named.resolve() == file.resolve() else f" in {file}"
+
+
 def train(
     folder: RunFolder,
     federation: Federation,
@@ -184,6 +199,7 @@ def train(
     options: RunOptions,
     *,
     config: Mapping[str, Any],
+    problem_file: Path | None = None,
     toml: str = "",
     command: str = "",
     notes: Sequence[str] = (),
@@ -198,8 +214,9 @@ def train(
     """The result of training into `folder`, from its last good checkpoint if it has one.
 
     `config` is what was asked for, by which a later resume tells whether it goes on with the same
-    run; `toml` takes the place of the folder's config file, unless it is empty, and `engine` and
-    `participation` those of what `options` name. `known` and `report` are as for `train_config`.
+    run, and `problem_file` is where its problem was found, if in a file; `toml` takes the place of the
+    folder's config file, unless it is empty, and `engine` and `participation` those of what `options`
+    name. `known` and `report` are as for `train_config`.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -216,13 +233,15 @@ def train(
     if saved is not None:
         said += _changes(folder, saved, identity, anyway, say)
         if saved.rounds > options.rounds:
-            raise RunError(
+            raise RunMisuseError(
                 f"`rounds` is {options.rounds}, and {saved.rounds} are done already in "
                 f"`{folder.path}`. Give at least as many."
             )
     with writing(folder):
         folder.remove_leftovers()
-        environment = _note_environment(folder, device, command, [*notes, *said], saved)
+        environment = _note_environment(
+            folder, device, command, [*notes, *said], saved, problem_file
+        )
         folder.write_json(folder.federation, portray(federation).to_json())
         if toml:
             write_whole(folder.config, toml)
@@ -381,7 +400,7 @@ def _changes(
     """What has changed since the checkpoint and does no harm; raises for what would."""
     changes = changed_keys(saved.identity["config"], identity["config"])
     if changes:
-        raise RunError(
+        raise RunMisuseError(
             f"the config is not what the run in `{folder.path}` was started with: "
             f"{'; '.join(changes)}. Results would be of neither. Change it back, or start a new run."
         )
@@ -409,8 +428,9 @@ def _note_environment(
     command: str,
     notes: Sequence[str],
     saved: SavedState | None,
+    problem_file: Path | None,
 ) -> dict[str, Any]:
-    """Writes on what the run is made, from its start and after each resume."""
+    """Writes where the problem is and on what the run is made, from its start and after each resume."""
     now = describe_environment(device)
     if folder.environment.exists():
         known = folder.read_json(folder.environment)
@@ -419,6 +439,8 @@ def _note_environment(
         known["notes"] = [*known.get("notes", ()), f"Resumed after round {at}.", *notes]
     else:
         known = {"command": command, "started": now, "resumed": [], "notes": list(notes)}
+    if problem_file is not None:
+        known["problem_file"] = folder.path_from_here(problem_file)
     folder.write_json(folder.environment, known)
     return known
 
