@@ -641,6 +641,20 @@ def test_a_run_is_not_resumed_to_fewer_rounds_than_are_done(runs: Path) -> None:
     assert everything_in(folder) == before
 
 
+def test_a_finished_run_keeps_its_end_where_going_on_cannot_begin(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("install it")
+
+    monkeypatch.setattr("fmol.runs.training._listeners", missing)
+    folder = runs / "run-0"
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    invoke("resume", str(folder), "--rounds", "4", code=1)
+    assert (folder / "metrics.jsonl").read_bytes() == metrics
+    assert (folder / "summary.json").is_file()
+
+
 def test_a_run_without_a_checkpoint_says_that_it_begins_anew(runs: Path) -> None:
     folder = runs / "run-0"
     model = (folder / "model.safetensors").read_bytes()

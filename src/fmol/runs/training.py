@@ -245,11 +245,12 @@ def train(
         folder.write_json(folder.federation, portray(federation).to_json())
         if toml:
             write_whole(folder.config, toml)
-    keeper = _Keeper(folder, identity, options, saved)
     done = 0 if saved is None else saved.rounds
     if saved is not None and done >= options.rounds:
         say(f"all {done} rounds are done already; give more with `--rounds`")
+    # Before the log is opened, which cuts off what a finished run ends with: an extra may be missing.
     listeners = _listeners(folder, options, config, environment, say)
+    keeper = _Keeper(folder, identity, options, saved)
     callbacks: list[Callback] = [keeper, *listeners]
     callbacks += watch(federation, done, options.rounds) if watch else ()
     started = time.perf_counter()
