@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -126,23 +126,33 @@ def evaluate(
                     what = f"the {k[1]} of objective `{k[0]}`"
                     tallies[k].set(_number(function(outputs, targets), what), n)
     scores: dict[str, dict[str, Score]] = {}
+    means = iter(_fetch([mean for tally in tallies.values() for mean, _ in tally.parts]))
     for (objective, name), tally in tallies.items():
-        scores.setdefault(objective, {})[name] = tally.score()
+        total = sum(next(means) * count for _, count in tally.parts)
+        seen = sum(count for _, count in tally.parts)
+        score = Score(total / seen if seen else float("nan"), seen)
+        scores.setdefault(objective, {})[name] = score
     return scores
+
+
+def _fetch(means: Sequence[Tensor]) -> list[float]:
+    """The numbers, those on another device in one transfer: each waits for it."""
+    away = [mean for mean in means if mean.device.type != "cpu"]
+    fetched = iter(torch.stack(away).tolist() if away else [])
+    return [float(mean) if mean.device.type == "cpu" else next(fetched) for mean in means]
 
 
 @dataclass
 class _Tally:
     whole_set: bool
-    total: float = 0.0
-    count: int = 0
-    batches: int = 0
+    parts: list[tuple[Tensor, int]] = field(default_factory=list)
+    """The mean of each batch, in double precision, and over how many samples it is."""
 
     def add(self, value: Any, size: int, what: str) -> None:
         if not isinstance(value, tuple) and (not isinstance(value, Tensor) or value.dim() == 0):
             # The first batch tells of which kind a loss is. Later on a single value for a single
             # sample is that sample's (a squeeze does this); for more it is of the other kind.
-            if self.batches == 0:
+            if not self.parts:
                 _number(value, what)
                 self.whole_set = True
                 return
@@ -151,16 +161,11 @@ class _Tally:
                     f"{what} returned a scalar for {size} samples after one value per sample for "
                     "others. Return the same kind always."
                 )
-        self.batches += 1
         mean, count = batch_mean(_double(value), size, what)
-        self.total += float(mean.double()) * count
-        self.count += count
+        self.parts.append((mean.double(), count))
 
     def set(self, value: float, count: int) -> None:
-        self.total, self.count = value * count, count
-
-    def score(self) -> Score:
-        return Score(self.total / self.count if self.count else float("nan"), self.count)
+        self.parts = [(torch.tensor(value, dtype=torch.float64), count)]
 
 
 def _join(parts: Any, what: str) -> Any:
