@@ -118,10 +118,9 @@ class StepGraph:
         body: Body,
         start: Tensor,
         stage: Stage | RowStage,
-        correction: Tensor | None = None,
-        memory: GraphMemory | None = None,
+        correction: Tensor | None,
+        memory: GraphMemory,
     ) -> None:
-        memory = GraphMemory() if memory is None else memory
         self._body = body  # What it refers to is read by the graph, and must stay.
         self._start = start.clone(memory_format=torch.contiguous_format)
         self._stage = memory.lay_out(stage)
