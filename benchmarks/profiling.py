@@ -64,7 +64,10 @@ def short(name: str) -> str:
 
     >>> short("void at::native::vectorized_elementwise_kernel<4, at::Add<float>>(int, float)")
     'at::native::vectorized_elementwise_kernel'
+    >>> short("void at::native::(anonymous namespace)::max_pool_forward_nchw<float>(int)")
+    'at::native::max_pool_forward_nchw'
     """
+    name = name.replace("(anonymous namespace)::", "")
     return re.sub(r"^void ", "", re.split(r"[<(]", name, maxsplit=1)[0]) or name[:60]
 
 
