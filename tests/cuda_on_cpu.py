@@ -20,11 +20,12 @@ STAND_IN = """
 #include <barrier>
 #include <thread>
 #include <vector>
+#define __host__
 #define __device__
 #define __global__
 #define __shared__ static
 #define __restrict__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 struct Place { int x, y; };
 static thread_local Place threadIdx;
 static Place blockIdx;

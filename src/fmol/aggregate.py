@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fmol.engines.seam import Ask, Lane, Reply
@@ -93,6 +94,8 @@ class MeanFold:
         self._moved = [0] * len(slots)
         self._squares = [0.0] * len(slots)
         self._weighting = weighting
+        self._expected: tuple[Tensor, Sequence[str], Sequence[float]] | None = None
+        """Of which rows, slots and weights the sums are already."""
         self._steps = torch.zeros_like(self._sums) if steps else None
         self._stepped = [0.0] * len(slots)
         self._first = [0.0] * len(slots)
@@ -116,6 +119,9 @@ class MeanFold:
         return float(max(reply.samples.get(name, 0) for name in lane.mixture))
 
     def add(self, reply: Reply, ask: Ask) -> None:
+        if self._expected is not None:  # They come one by one in place of that.
+            self._sums.zero_()
+            self._units, self._expected = [1.0] * len(self._units), None
         for lane in ask.lanes:
             delta = reply.deltas.get(lane.slot)
             if delta is None:
@@ -136,6 +142,19 @@ class MeanFold:
                 self._stepped[row] += weight
                 self._first[row] += weight * (lane.slot in reply.first)
 
+    def expect_rows(self, slots: Sequence[str], deltas: Tensor, weights: Sequence[float]) -> None:
+        """Sums up rows `[L, d]` that a device may still compute, before it is known if all of them
+        count; `add_rows` finds the sums there, or takes others where not all do."""
+        if self._begun:
+            return
+        weights = self._counted(weights)
+        totals = [0.0] * len(self._weight)
+        for slot, weight in zip(slots, weights, strict=True):
+            totals[self._row[slot]] += weight
+        self._units = [total or 1.0 for total in totals]
+        self._take_in(self._mix(slots, weights), deltas)
+        self._expected = deltas, slots, weights
+
     def add_rows(
         self,
         slots: Sequence[str],
@@ -152,22 +171,18 @@ class MeanFold:
         As `add` would do one after the other, to rounding; rows of weight zero may hold anything
         finite.
         """
-        if self._weighting == "uniform":
-            weights = [float(weight > 0) for weight in weights]
+        weights = self._counted(weights)
         rows = [self._row[slot] for slot in slots]
         for row, weight, steps, square in zip(rows, weights, moved, squares, strict=True):
             self._weight[row] += weight
             self._moved[row] += steps if weight else 0
             self._squares[row] += weight * square
-        mix = np.zeros((len(self._weight), len(slots)))
-        mix[rows, np.arange(len(slots))] = weights
-        if not self._begun:
-            self._units = [weight or 1.0 for weight in self._weight]
-        shares = torch.from_numpy(mix / np.array(self._units)[:, None]).to(self._sums)
-        with full_precision():
-            # A product and no scattered additions, whose order a GPU leaves open.
-            self._sums.addmm_(shares, deltas.to(self._sums), beta=1 if self._begun else 0)
-        self._begun = True
+        mix = self._mix(slots, weights)
+        if not self._are_expected(deltas, slots, weights):
+            if not self._begun:
+                self._units = [weight or 1.0 for weight in self._weight]
+            self._take_in(mix, deltas)
+        self._begun, self._expected = True, None
         if self._layout is not None:
             own = self._layout.unit_squares(deltas)
             self._unit_squares += torch.from_numpy(mix).to(own) @ own
@@ -180,6 +195,32 @@ class MeanFold:
         mix /= np.maximum(parts, 1)
         with full_precision():
             self._steps.addmm_(torch.from_numpy(mix).to(self._sums), deltas.to(self._sums))
+
+    def _are_expected(self, deltas: Tensor, slots: Sequence[str], weights: Sequence[float]) -> bool:
+        """Whether these very rows have been summed up so."""
+        if self._expected is None:
+            return False
+        rows, their_slots, their_weights = self._expected
+        return rows is deltas and their_slots == slots and their_weights == weights
+
+    def _counted(self, weights: Sequence[float]) -> Sequence[float]:
+        """How much lanes with so many samples count."""
+        if self._weighting == "uniform":
+            return [float(weight > 0) for weight in weights]
+        return list(weights)
+
+    def _mix(self, slots: Sequence[str], weights: Sequence[float]) -> NDArray[np.float64]:
+        """How much each lane counts in each sum, `[S, L]`."""
+        mix = np.zeros((len(self._weight), len(slots)))
+        mix[[self._row[slot] for slot in slots], np.arange(len(slots))] = weights
+        return mix
+
+    def _take_in(self, mix: NDArray[np.float64], deltas: Tensor) -> None:
+        """Adds lanes' rows to the sums; takes the sums' place where these have not begun."""
+        shares = torch.from_numpy(mix / np.array(self._units)[:, None]).to(self._sums)
+        with full_precision():
+            # A product and no scattered additions, whose order a GPU leaves open.
+            self._sums.addmm_(shares, deltas.to(self._sums), beta=1 if self._begun else 0)
 
     def result(self) -> Means:
         """Means of the slots for which somebody moved. Call it once: it may divide the sums in place.

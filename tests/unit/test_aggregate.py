@@ -123,6 +123,42 @@ def test_the_rows_are_in_the_order_of_the_slots_and_not_of_arrival() -> None:
     assert torch.equal(means.deltas, a.flip(0))
 
 
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("case", ["as expected", "one refused", "one by one"])
+def test_rows_that_were_summed_up_ahead_count_once_and_as_they_turn_out(
+    case: str, weighting: Weighting
+) -> None:
+    rows, samples = vectors(4), [3.0, 1.0, 2.0, 5.0]
+    slots = ["a", "b", "a", "b"]
+    fold = MeanFold(("a", "b"), LIKE, weighting)
+    fold.expect_rows(slots, rows, samples)
+    if case == "one by one":
+        asked = Ask(
+            client="c", round=0, x=LIKE, lanes=(Lane("a", {"a": 1.0}), Lane("b", {"b": 1.0}))
+        )
+        for i in (0, 2):
+            counts = {"a": int(samples[i]), "b": int(samples[i + 1])}
+            deltas = {"a": rows[i], "b": rows[i + 1]}
+            fold.add(Reply(client=f"c{i}", deltas=deltas, samples=counts), asked)
+    else:
+        if case == "one refused":  # It had something in it that is no number, and has none now.
+            rows = rows.clone()
+            rows[2], samples[2] = 0.0, 0.0
+        squares = rows.square().sum(1).tolist()
+        fold.add_rows(slots, rows, samples, [1] * 4, squares)
+        more = vectors(1, seed=1)
+        fold.add_rows(["a"], more, [4.0], [1], [float(more.square().sum())])
+        rows, samples, slots = torch.cat([rows, more]), [*samples, 4.0], [*slots, "a"]
+    weights = torch.tensor(samples, dtype=torch.float64)
+    if weighting == "uniform":
+        weights = (weights > 0).double()
+    means = fold.result()
+    for row, slot in enumerate(("a", "b")):
+        own = [i for i, each in enumerate(slots) if each == slot]
+        wanted = weights[own] @ rows[own] / weights[own].sum()
+        assert relative(means.deltas[row], wanted) < 1e-15
+
+
 def test_folding_changes_no_reply() -> None:
     a = vectors(2)
     before = a.clone()

@@ -137,6 +137,17 @@ class Replies:
             self._replies[draft.ask.client] = answer.reply
             yield answer
 
+    def fold_ahead(self, fold: Fold, deltas: Tensor) -> None:
+        """Lets a fold sum up `deltas` `[L, d]` on the device before it is known if all turns out as
+        planned, where it can and that is likely."""
+        expect_rows = getattr(fold, "expect_rows", None)
+        answers = {draft.ask.client: draft.hoped for draft in self._drafts if draft.hoped}
+        if expect_rows is None or not self._jobs or len(answers) < len(self._drafts):
+            return
+        replies = {client: answer.reply for client, answer in answers.items()}
+        weights = [_weight(job, replies[job.ask.client]) for job in self._jobs]
+        expect_rows([job.lane.slot for job in self._jobs], deltas, weights)
+
     def fold_into(self, fold: Fold, rows: Rows) -> None:
         """Folds the finished replies in: all rows at once where the fold can and they are as sent."""
         add_rows = getattr(fold, "add_rows", None)
@@ -151,7 +162,7 @@ class Replies:
         if not all(rows.finite):  # Weight zero does not silence what is not a number.
             finite = torch.tensor(rows.finite, device=deltas.device)
             deltas = torch.where(finite[:, None], deltas, 0)
-        weights = [self._weight(job) for job in jobs]
+        weights = [_weight(job, self._replies[job.ask.client]) for job in jobs]
         squares = [s if f else 0.0 for s, f in zip(rows.squares, rows.finite, strict=True)]
         slots, local = [job.lane.slot for job in jobs], jobs[0].ask.local
         drift: tuple[Any, ...] = ()
@@ -159,13 +170,6 @@ class Replies:
             parts = [local.steps_in(moved) for moved in rows.moved]
             drift = parts, [job.lane.slot in self._replies[job.ask.client].first for job in jobs]
         add_rows(slots, deltas, weights, rows.moved, squares, *drift)
-
-    def _weight(self, job: Job) -> float:
-        """The samples behind a lane's update, the most of its objectives'; none if not let in."""
-        reply = self._replies[job.ask.client]
-        if job.lane.slot not in reply.deltas:
-            return 0.0
-        return float(max(reply.samples.get(name, 0) for name in job.lane.mixture))
 
     def _answer(
         self, draft: _Draft, moved: Sequence[int], finite: Sequence[bool] | None = None
@@ -200,6 +204,13 @@ class Replies:
         limit = len(site.samples)
         reply, refusals = check_reply(reply, ask, site.client, self._layout, limit, known)
         return Answer(site, reply, refusals, up, down)
+
+
+def _weight(job: Job, reply: Reply) -> float:
+    """The samples behind a lane's update, the most of its objectives'; none if not let in."""
+    if job.lane.slot not in reply.deltas:
+        return 0.0
+    return float(max(reply.samples.get(name, 0) for name in job.lane.mixture))
 
 
 def _count_samples(ask: Ask, site: Site, masked: Collection[str]) -> dict[str, int]:

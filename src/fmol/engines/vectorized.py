@@ -174,6 +174,8 @@ class VectorizedEngine(SequentialEngine):
                 raise
             replies = Replies(chunk, sites, jobs, self.federation.layout, transforms)
             replies.prepare(steps.deltas, scores, held_out, self._masked)
+            if fold is not None:
+                replies.fold_ahead(fold, steps.deltas)
             rows = steps.rows()  # And here, where no scores are asked for.
             seconds = (perf_counter() - begun) / len(chunk)
             for answer in replies.finish(rows):

@@ -7,22 +7,51 @@
 // Rows in shared memory lie an odd number of quadruples apart: eight neighbouring rows, read four
 // numbers at a time, are then in different banks.
 
+constexpr int ahead = AHEAD;  // Pragmas know no names of the preprocessor.
+
 struct alignas(16) Four {
   float v[4];
 };
 
-__device__ inline void read(float* into, const float* from, int quads) {
+struct alignas(8) Two {
+  float v[2];
+};
+
+// As few reads as there can be: what they bring is what shared memory is slow at.
+__device__ inline void read(float* into, const float* from, int count) {
 #pragma unroll
-  for (int q = 0; q < quads; ++q) {
+  for (int q = 0; q < count / 4; ++q) {
     const Four four = reinterpret_cast<const Four*>(from)[q];
 #pragma unroll
     for (int i = 0; i < 4; ++i) into[4 * q + i] = four.v[i];
   }
+  const int left = count / 4 * 4;
+  if (count % 4 >= 2) {
+    const Two two = *reinterpret_cast<const Two*>(from + left);
+    into[left] = two.v[0];
+    into[left + 1] = two.v[1];
+  }
+  if (count % 2) into[count - 1] = from[count - 1];
 }
 
-// A pixel of an image; zero where it lies beside it.
-__device__ inline float pixel(const float* plane, int row, int column) {
-  return row >= 0 && row < H && column >= 0 && column < W ? plane[row * W + column] : 0.f;
+// How many blocks of so many threads are at work at a time where each thread has REGISTERS.
+__host__ __device__ constexpr int blocks_of(int threads) {
+  const int blocks = 65536 / (REGISTERS * ((threads + 31) / 32 * 32));
+  return blocks > 1 ? blocks : 1;
+}
+
+// Four pixels of an image beside each other; zero where they lie beside it.
+__device__ inline Four pixels_at(const float* plane, int row, int column) {
+  Four four = {{0.f, 0.f, 0.f, 0.f}};
+  if (row < 0 || row >= H) return four;
+#if W % 4 == 0 && PW % 4 == 0
+  if (column >= 0 && column < W) four = *reinterpret_cast<const Four*>(plane + row * W + column);
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (column + i >= 0 && column + i < W) four.v[i] = plane[row * W + column + i];
+#endif
+  return four;
 }
 
 #ifdef CONVOLVE
@@ -37,13 +66,13 @@ constexpr int PARTS = (OW + XT - 1) / XT, GROUPS = (F + FT - 1) / FT;
 constexpr int ROWS = YT + KH - 1, WINDOW = (XT + KW - 1 + 3) / 4, FP = (FT + 3) / 4 * 4;
 constexpr int STRIDE = ((PARTS - 1) * XT + 4 * WINDOW) / 4 % 2 ? (PARTS - 1) * XT + 4 * WINDOW
                                                                : (PARTS - 1) * XT + 4 * WINDOW + 4;
-constexpr int WIDE = OW + KW - 1, EACH = PARTS * YT * GROUPS, THREADS = IMAGES * EACH;
+constexpr int PLANES = CT * ROWS * STRIDE, EACH = PARTS * YT * GROUPS, THREADS = IMAGES * EACH;
 constexpr int STRIPS = (OH + YT - 1) / YT;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(THREADS))
     convolve(const float* __restrict__ in, const float* __restrict__ w,
              const float* __restrict__ b, float* __restrict__ out, int images) {
-  alignas(16) __shared__ float pixels[IMAGES][CT][ROWS][STRIDE];
+  alignas(16) __shared__ float pixels[IMAGES * PLANES];
   alignas(16) __shared__ float weights[CT][KH][KW][GROUPS][FP];
   const long long lane = blockIdx.y;
   const int first = blockIdx.x / STRIPS * IMAGES, top = blockIdx.x % STRIPS * YT;
@@ -67,23 +96,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   for (int channel = 0; channel < C; channel += CT) {
     if (channel) __syncthreads();
-    for (int e = t; e < IMAGES * CT * ROWS * STRIDE; e += THREADS) {
-      const int x = e % STRIDE, row = e / STRIDE % ROWS, c = e / (STRIDE * ROWS) % CT;
-      const int image = e / (STRIDE * ROWS * CT), n = first + image;
-      const bool there = x < WIDE && channel + c < C && n < images;
-      const float* plane = in + ((long long)n * C + channel + c) * (H * W);
-      pixels[image][c][row][x] = there ? pixel(plane, top + row - PH, x - PW) : 0.f;
+#pragma unroll ahead
+    for (int e = t; e < IMAGES * PLANES / 4; e += THREADS) {
+      const int q = e % (STRIDE / 4), row = e / (STRIDE / 4) % ROWS;
+      const int c = e / (STRIDE / 4 * ROWS) % CT, image = e / (PLANES / 4), n = first + image;
+      Four four = {{0.f, 0.f, 0.f, 0.f}};
+      if (channel + c < C && n < images)
+        four = pixels_at(in + ((long long)n * C + channel + c) * (H * W), top + row - PH, 4 * q - PW);
+      *reinterpret_cast<Four*>(pixels + 4 * e) = four;
     }
-    for (int e = t; e < CT * KH * KW * GROUPS * FP; e += THREADS) {
-      const int at = e % FP, filter = e / FP % GROUPS * FT + at, tap = e / (FP * GROUPS);
-      const int c = channel + tap / (KH * KW), k = tap % (KH * KW);
-      const bool there = at < FT && filter < F && c < C;
+    // As they lie in memory; filters and channels beyond the last are nobody's.
 #if TURNED
-      const int from = (c * F + filter) * (KH * KW) + KH * KW - 1 - k;
+    const int many = (C - channel < CT ? C - channel : CT) * F * KH * KW;
 #else
-      const int from = (filter * C + c) * (KH * KW) + k;
+    const int many = F * CT * KH * KW;
 #endif
-      (&weights[0][0][0][0][0])[e] = there ? w[from] : 0.f;
+#pragma unroll ahead
+    for (int e = t; e < many; e += THREADS) {
+#if TURNED
+      const int k = e % (KH * KW), filter = e / (KH * KW) % F, c = e / (KH * KW * F);
+      const int tap = c * (KH * KW) + KH * KW - 1 - k;
+      const float weight = w[channel * F * KH * KW + e];
+#else
+      const int tap = e % (CT * KH * KW), filter = e / (CT * KH * KW);
+      const bool there = C % CT == 0 || channel + tap / (KH * KW) < C;
+      const float weight = there ? w[(filter * C + channel) * (KH * KW) + tap] : 0.f;
+#endif
+      (&weights[0][0][0][0][0])[(tap * GROUPS + filter / FT) * FP + filter % FT] = weight;
     }
     __syncthreads();
 #pragma unroll 1
@@ -91,11 +130,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
       for (int i = 0; i < KH; ++i) {
         float row[4 * WINDOW];
-        read(row, &pixels[mine][c][y + i][part * XT], WINDOW);
+        read(row, pixels + mine * PLANES + (c * ROWS + y + i) * STRIDE + part * XT, 4 * WINDOW);
 #pragma unroll
         for (int j = 0; j < KW; ++j) {
           float tap[FP];
-          read(tap, weights[c][i][j][group], FP / 4);
+          read(tap, weights[c][i][j][group], FT);
 #pragma unroll
           for (int f = 0; f < FT; ++f)
 #pragma unroll
@@ -138,11 +177,11 @@ constexpr int GROUPS = (F + FT - 1) / FT, ROWS = (YT + KH - 1) % 2 ? YT + KH - 1
 constexpr int QUADS = (OW + 3) / 4, TAIL = (KW - 1 + 3) / 4;
 constexpr int GSTRIDE = QUADS % 2 ? 4 * QUADS : 4 * QUADS + 4;
 constexpr int STRIDE = (QUADS + TAIL) % 2 ? 4 * (QUADS + TAIL) : 4 * (QUADS + TAIL) + 4;
-constexpr int TAPS = C * KH * KW + 1, WIDE = OW + KW - 1, STRIPS = (OH + YT - 1) / YT;
+constexpr int TAPS = C * KH * KW + 1, STRIPS = (OH + YT - 1) / YT;
 constexpr int THREADS = C * KH * R * GROUPS, ALL = THREADS * FT * KW + R * GROUPS * FT;
 constexpr int STAGED = C * ROWS * STRIDE + GROUPS * FT * YT * GSTRIDE;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(THREADS))
     correlate(const float* __restrict__ in, const float* __restrict__ g,
               float* __restrict__ part, int images, int per_split, int splits) {
   alignas(16) __shared__ float room[STAGED > ALL ? STAGED : ALL];
@@ -168,11 +207,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int strip = 0; strip < STRIPS; ++strip) {
       const int top = strip * YT;
       __syncthreads();
-      for (int e = t; e < C * (YT + KH - 1) * STRIDE; e += THREADS) {
-        const int x = e % STRIDE, row = e / STRIDE % (YT + KH - 1), at = e / (STRIDE * (YT + KH - 1));
-        const float* plane = in + ((long long)n * C + at) * (H * W);
-        pixels[(at * ROWS + row) * STRIDE + x] = x < WIDE ? pixel(plane, top + row - PH, x - PW) : 0.f;
+#pragma unroll ahead
+      for (int e = t; e < C * (YT + KH - 1) * (STRIDE / 4); e += THREADS) {
+        const int q = e % (STRIDE / 4), row = e / (STRIDE / 4) % (YT + KH - 1);
+        const int at = e / (STRIDE / 4 * (YT + KH - 1));
+        *reinterpret_cast<Four*>(pixels + (at * ROWS + row) * STRIDE + 4 * q) =
+            pixels_at(in + ((long long)n * C + at) * (H * W), top + row - PH, 4 * q - PW);
       }
+#pragma unroll ahead
       for (int e = t; e < GROUPS * FT * YT * QUADS; e += THREADS) {
         const int q = e % QUADS, row = e / QUADS % YT, f = e / (QUADS * YT);
         Four four = {{0.f, 0.f, 0.f, 0.f}};
@@ -193,14 +235,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       for (int y = r; y < YT; y += R) {
         const float* row = pixels + (c * ROWS + y + i) * STRIDE;
         float window[4 + 4 * TAIL];
-        read(window, row, TAIL);
+        read(window, row, 4 * TAIL);
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
-          read(window + 4 * TAIL, row + 4 * (q + TAIL), 1);
+          read(window + 4 * TAIL, row + 4 * (q + TAIL), 4);
 #pragma unroll
           for (int f = 0; f < FT; ++f) {
             float slope[4];
-            read(slope, slopes + ((group * FT + f) * YT + y) * GSTRIDE + 4 * q, 1);
+            read(slope, slopes + ((group * FT + f) * YT + y) * GSTRIDE + 4 * q, 4);
 #pragma unroll
             for (int x = 0; x < 4; ++x)
 #pragma unroll

@@ -32,8 +32,14 @@ MOST_RESULTS = 48
 THREADS = 128
 """Of a block, about: small ones divide evenly among the processors of a device."""
 MOST_THREADS = 512
-SPLIT_BLOCKS = 1056
-"""How many blocks a sum over all images is divided into, about."""
+SPLIT_BLOCKS = 600
+"""How many blocks a sum over all images is divided into, at least, where there are as many images."""
+REGISTERS = {"convolve": 128, "correlate": 96}
+"""How many a thread may take: fewer let more threads be in flight, until some have to be put away."""
+AHEAD = {"convolve": 4, "correlate": 2}
+"""How often a thread asks for numbers from memory before it waits for the first."""
+WRITE = 9.5
+"""Cycles in which a multiprocessor's share of memory takes a number from every thread of a warp."""
 
 Shape = Mapping[str, int]
 """Sizes by name: C, H, W of the images, F, OH, OW of the results, KH, KW, PH, PW."""
@@ -54,7 +60,7 @@ def convolve(
     blocks = -(-images // tiles["IMAGES"]) * -(-shape["OH"] // tiles["YT"])
     bias = w if b is None else b.contiguous()
     threads = tiles["IMAGES"] * _threads_per_image(shape, tiles)
-    kernel((blocks, lanes), threads, [x.contiguous(), w.contiguous(), bias, out, images])
+    kernel((blocks, lanes), threads, [_aligned(x), w.contiguous(), bias, out, images])
     return out
 
 
@@ -67,14 +73,12 @@ def correlate(x: Tensor, g: Tensor, shape: Shape) -> tuple[Tensor, Tensor] | Non
     if kernel is None:
         return None
     lanes, images = x.shape[:2]
-    per_split = -(-images // max(1, min(images, SPLIT_BLOCKS // lanes)))
+    per_split = _images_each(images, lanes)
     splits = -(-images // per_split)
     taps = shape["C"] * shape["KH"] * shape["KW"]
     parts = torch.empty(lanes, splits, shape["F"], taps + 1, device=x.device)
     threads = shape["C"] * shape["KH"] * tiles["R"] * -(-shape["F"] // tiles["FT"])
-    kernel(
-        (splits, lanes), threads, [x.contiguous(), g.contiguous(), parts, images, per_split, splits]
-    )
+    kernel((splits, lanes), threads, [_aligned(x), _aligned(g), parts, images, per_split, splits])
     sizes = lanes, shape["F"], shape["C"], shape["KH"], shape["KW"]
     return parts[..., :taps].sum(1).reshape(sizes), parts[..., taps].sum(1)
 
@@ -87,10 +91,16 @@ def convolve_tiles(shape: Shape) -> dict[str, int] | None:
     C, F, OH, OW, KH, KW = (shape[name] for name in ("C", "F", "OH", "OW", "KH", "KW"))
 
     def cost(tile: tuple[int, int]) -> float:
+        """Cycles of a result and a row of taps, by what takes longest."""
         filters, wide = tile
         done = -(-F // filters) * filters * -(-OW // wide) * wide / (F * OW)
-        reads = 6 * -(-(wide + KW - 1) // 4) + KW * -(-filters // 4)
-        return done * (filters * wide * KW / 4 + reads) / (filters * wide)
+        window = -(-(wide + KW - 1) // 4)
+        reads = window + KW * (filters // 4 + filters % 4 // 2 + filters % 2)
+        started = (filters * wide * KW + reads + 4) / 4
+        brought = 4 * window + KW * filters
+        # Threads that write more than four numbers beside each other leave gaps between them.
+        written = filters * wide * WRITE * (1 if wide == 4 else 1.25) / (C * KH)
+        return done * (max(started, brought) + written) / (filters * wide)
 
     fit = [
         t for t in itertools.product(range(1, 17), (4, 8, 12, 16)) if t[0] * t[1] <= MOST_RESULTS
@@ -99,7 +109,7 @@ def convolve_tiles(shape: Shape) -> dict[str, int] | None:
     across = -(-OW // wide) * -(-F // filters)
     if across > MOST_THREADS:
         return None
-    rows = max(1, min(OH, 2 * THREADS // across))
+    rows = max(1, min(OH, THREADS // across))
     rows = -(-OH // -(-OH // rows))  # Strips of the same size.
     images = max(1, THREADS // (across * rows))
     for channels in sorted({-(-C // parts) for parts in range(1, C + 1)}, reverse=True):
@@ -115,8 +125,10 @@ def correlate_tiles(shape: Shape) -> dict[str, int] | None:
     C, F, OH, OW, KH, KW = (shape[name] for name in ("C", "F", "OH", "OW", "KH", "KW"))
 
     def cost(filters: int) -> float:
+        """Cycles of a filter and four numbers, and a little for what it keeps from others."""
         done = -(-F // filters) * filters / F
-        return done * (4 * filters * KW / 4 + 2 * filters + 4) / filters
+        started, brought = (4 * filters * KW + filters + 3) / 4, 4 * (filters + 1)
+        return done * (max(started, brought) / filters + 0.1 * filters)
 
     filters = min((f for f in range(1, 17) if f * KW <= MOST_RESULTS), key=cost)
     across = C * KH * -(-F // filters)
@@ -135,6 +147,7 @@ def correlate_tiles(shape: Shape) -> dict[str, int] | None:
 def kernel_text(name: str, sizes: Mapping[str, int]) -> str:
     """The text of a kernel for these sizes."""
     given = {"CONVOLVE": 1} if name == "convolve" else {}
+    given |= {"REGISTERS": REGISTERS[name], "AHEAD": AHEAD[name]}
     names = "".join(f"#define {key} {int(value)}\n" for key, value in {**sizes, **given}.items())
     return names + files("fmol.kernels").joinpath("direct_conv.cu").read_text()
 
@@ -142,6 +155,22 @@ def kernel_text(name: str, sizes: Mapping[str, int]) -> str:
 def _threads_per_image(shape: Shape, tiles: Mapping[str, int]) -> int:
     across = -(-shape["OW"] // tiles["XT"]) * -(-shape["F"] // tiles["FT"])
     return across * tiles["YT"]
+
+
+def _images_each(images: int, lanes: int) -> int:
+    """Over how many images a block sums: as many as leave enough blocks, and the same for all.
+
+    >>> _images_each(16, 200), _images_each(64, 20), _images_each(7, 1000)
+    (4, 2, 7)
+    """
+    evenly = [n for n in range(1, images + 1) if images % n == 0]
+    return max((n for n in evenly if lanes * images // n >= SPLIT_BLOCKS), default=1)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """As kernels read it: four numbers at a time, where they begin at a multiple of as many bytes."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 def _few(x: Tensor, shape: Shape) -> bool:
