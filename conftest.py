@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
@@ -9,5 +10,8 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+
+# In the background of a shell interrupts are ignored, also by what tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["src/fmol/flower/*.py"]
