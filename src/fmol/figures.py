@@ -285,7 +285,8 @@ def set_log_scale(axes: Any, low: float, high: float, axis: str = "y") -> None:
     along.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
     along.set_minor_formatter(NullFormatter())
     span = high / low
-    if span > 30:
+    powers = math.floor(math.log10(high)) - math.ceil(math.log10(low)) + 1
+    if powers > 2:
         along.set_major_locator(LogLocator(numticks=8))
     else:  # Too few powers of ten to read by.
         between = (1.0, 2.0, 5.0) if span > 5 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)

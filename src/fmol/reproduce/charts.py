@@ -68,6 +68,8 @@ def _draw_panel(axes: Any, panel: Panel, looks: Sequence[str]) -> dict[str, Any]
         length = min(len(row) for row in line.y)
         values = np.array([list(row[:length]) for row in line.y], dtype=float)
         values = np.where(np.isfinite(values) & ((values > 0) | (not panel.log)), values, np.nan)
+        if not np.isfinite(values).all(0).any():
+            continue  # A name without a line would say nothing.
         x = np.asarray(line.x[:length], dtype=float)
         mean = np.exp(np.log(values).mean(0)) if panel.log else values.mean(0)
         look = looks.index(line.label)
