@@ -335,7 +335,7 @@ LOCAL_STEPS = Experiment(
     (_tuning, _trials),
     _conclude,
     partial=True,
-    cost="small 40 s on two CPU cores; in full not timed yet, K = 20 alone 20 min on an H200",
+    cost="small 40 s on two CPU cores; in full about half an hour on an H200, not timed as a whole",
     seeds=5,
     small_seeds=1,
     data=("multimnist",),
