@@ -10,8 +10,7 @@ import torch
 
 from fmol import FMGDA, FSMGDA, Client, FedAvg, Federation, LazyPopulation, Result, fit
 from fmol.algorithms import Adam, Momentum
-from fmol.engines import VectorizedEngine
-from fmol.engines import lanes as lanes_module
+from fmol.engines import VectorizedEngine, gradients
 from fmol.participation import Number
 from fmol.rounds import Algorithm
 from support import data, federation, flat, relative
@@ -75,7 +74,7 @@ def assert_same(one: Result, other: Result, tolerance: float) -> None:
 def test_engines_agree(
     algorithm: Algorithm, participation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "RECORD_AT", 5)
+    monkeypatch.setattr(gradients, "RECORD_AT", 5)
     options: dict[str, Any] = {"seed": 3, "device": "cpu", "participation": participation}
     one = fit(unequal(), algorithm, rounds=10, **options)
     other = fit(unequal(), algorithm, rounds=10, engine="vectorized", **options)

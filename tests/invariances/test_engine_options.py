@@ -21,6 +21,7 @@ from fmol.engines import (
     AutoEngine,
     SequentialEngine,
     VectorizedEngine,
+    gradients,
     lanes,
     make_engine,
     vectorized,
@@ -275,9 +276,9 @@ def test_each_objective_gets_the_outputs_of_its_own_lanes(lanes_of: list[tuple[i
 # ---- what rounding explains --------------------------------------------------------------------
 
 
-def _gradients() -> lanes.LaneGradients:
+def _gradients() -> gradients.LaneGradients:
     model = FlatModel(nn.Linear(2, 1), torch.device("cpu"))
-    return lanes.LaneGradients(lanes.LaneModel(model), lambda name: True)
+    return gradients.LaneGradients(lanes.LaneModel(model), lambda name: True)
 
 
 def test_what_a_change_of_the_size_of_rounding_does_is_explained_and_no_more() -> None:
@@ -349,12 +350,12 @@ def test_what_rounding_leaves_of_a_lane_that_is_solved_is_not_compared() -> None
 
 
 def test_no_more_shapes_are_counted_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "MOST_COUNTED", 3)
+    monkeypatch.setattr(gradients, "MOST_COUNTED", 3)
     uses: dict[Any, int] = {}
     for key in (1, 2, 3, 1, 1):
-        lanes.count_use(uses, key)
+        gradients.count_use(uses, key)
     assert uses == {1: 3, 2: 1, 3: 1}
-    lanes.count_use(uses, 4)
+    gradients.count_use(uses, 4)
     assert uses == {4: 1}
 
 
@@ -365,7 +366,7 @@ def _root_mean_square(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_a_loss_of_sets_is_right_for_sets_of_any_size_however_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes, "RECORD_AT", 2)
+    monkeypatch.setattr(gradients, "RECORD_AT", 2)
     generator = torch.Generator().manual_seed(1)
     clients = []
     for i, n in enumerate([10, 9, 7]):
@@ -463,7 +464,7 @@ class Viewing(nn.Module):
 def test_poolings_and_views_of_images_are_computed_side_by_side(
     pooling: dict[str, Any], record_at: int, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "RECORD_AT", record_at)
+    monkeypatch.setattr(gradients, "RECORD_AT", record_at)
     generator = torch.Generator().manual_seed(1)
     clients = [
         Client(

@@ -27,8 +27,7 @@ from fmol import (
     whole_set,
 )
 from fmol.algorithms import Momentum
-from fmol.engines import AutoEngine, VectorizedEngine
-from fmol.engines import lanes as lanes_module
+from fmol.engines import AutoEngine, VectorizedEngine, gradients
 from fmol.engines.seam import Ask, Reply, Site
 from fmol.participation import Fraction, Number
 from fmol.rounds import Algorithm
@@ -124,7 +123,7 @@ def test_work_of_another_kind_is_done_one_by_one_and_it_is_said() -> None:
 def test_steps_that_are_recorded_and_replayed_are_the_same_steps(
     algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "RECORD_AT", 2)
+    monkeypatch.setattr(gradients, "RECORD_AT", 2)
     problem = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[5, 9, 12, 7])
     made: list[VectorizedEngine] = []
 
@@ -142,7 +141,7 @@ def test_steps_that_are_recorded_and_replayed_are_the_same_steps(
 def test_steps_are_replayed_where_there_are_enough_in_a_round_for_one_to_be_checked(
     steps: int, replayed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "RECORD_AT", 2)
+    monkeypatch.setattr(gradients, "RECORD_AT", 2)
     made: list[VectorizedEngine] = []
 
     def engine(*arguments: Any, **named: Any) -> VectorizedEngine:
@@ -156,7 +155,7 @@ def test_steps_are_replayed_where_there_are_enough_in_a_round_for_one_to_be_chec
 
 @pytest.mark.parametrize("name", ["attention", "convolutions", "dicts"])
 def test_models_of_many_kinds_can_be_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_module, "RECORD_AT", 2)
+    monkeypatch.setattr(gradients, "RECORD_AT", 2)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         problem = MODELS[name]()
@@ -520,7 +519,7 @@ def test_held_out_data_that_are_not_alike_are_evaluated_all_the_same() -> None:
 def test_a_loss_that_changes_between_rounds_is_noticed_although_steps_are_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes_module, "RECORD_AT", 2)
+    monkeypatch.setattr(gradients, "RECORD_AT", 2)
     scale = {"v": 1.0}
 
     def annealed(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from fmol import (
     fit,
 )
 from fmol.aggregate import gramian
-from fmol.engines import SequentialEngine, VectorizedEngine, lanes
+from fmol.engines import SequentialEngine, VectorizedEngine, gradients
 from fmol.engines.graphs import GraphMemory, StepGraph
 from fmol.engines.seam import Engine
 from fmol.lockstep import Guest, run_in_lockstep
@@ -91,7 +91,7 @@ def test_a_cuda_device_gives_the_cpus_numbers(algorithm: Algorithm) -> None:
 def test_lanes_side_by_side_on_the_device_give_the_cpus_numbers(
     algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "RECORD_AT", 3)
+    monkeypatch.setattr(gradients, "RECORD_AT", 3)
     problem = federation(
         [("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[5, 9, 12, 7], held_out=data(20, seed=9)
     )

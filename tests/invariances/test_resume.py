@@ -19,7 +19,7 @@ from fmol import (
     fit,
 )
 from fmol.algorithms import Adam, Momentum
-from fmol.engines import lanes
+from fmol.engines import gradients
 from fmol.participation import Number
 from fmol.result import Snapshot
 from fmol.rounds import Algorithm, Checkpoint
@@ -75,7 +75,7 @@ def test_resuming_gives_the_same_model_as_not_stopping(algorithm: Algorithm) -> 
 def test_resuming_gives_the_same_model_with_dropout_too(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "RECORD_AT", 5)  # Once before the break, and once after it.
+    monkeypatch.setattr(gradients, "RECORD_AT", 5)  # Once before the break, and once after it.
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(12, 5, generator=generator)
     clients = [Client(f"c{i}", (x + i, x.sum(1, keepdim=True)), ("a",)) for i in range(2)]

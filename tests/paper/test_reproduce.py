@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fmol import lockstep
 from fmol.cli.commands import fmol
+from fmol.lockstep import stepper
 from fmol.record import RunRecord
 from fmol.reproduce import (
     EXPERIMENTS,
@@ -196,8 +196,8 @@ def test_runs_side_by_side_are_what_each_is_by_itself(
     """Whatever they differ in: seed and data, method, step sizes, K, what stays at the clients. So it
     is in blocks of lanes, as on a GPU."""
     if block is not None:
-        monkeypatch.setattr(lockstep, "BLOCK", block)
-        monkeypatch.setattr(lockstep, "BLOCK_ON", ("cpu",))
+        monkeypatch.setattr(stepper, "BLOCK", block)
+        monkeypatch.setattr(stepper, "BLOCK_ON", ("cpu",))
     many, one = (
         reproduce(_of(*MIXED), tmp_path / engine, engine=engine, device="cpu").records
         for engine in ("vectorized", "sequential")
@@ -216,8 +216,8 @@ def test_networks_of_other_seeds_and_partitions_are_stepped_together(
 ) -> None:
     """A model of the small digits: its own data, first parameters and batches for each."""
     if block is not None:
-        monkeypatch.setattr(lockstep, "BLOCK", block)
-        monkeypatch.setattr(lockstep, "BLOCK_ON", ("cpu",))
+        monkeypatch.setattr(stepper, "BLOCK", block)
+        monkeypatch.setattr(stepper, "BLOCK_ON", ("cpu",))
     told = {"local_steps": 2, "batch_size": 16, "local_lr": 0.1, "server_lr": 0.1}
     trials = [
         Trial(

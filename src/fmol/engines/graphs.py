@@ -15,8 +15,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from fmol.engines.lanes import LaneSteps
 from fmol.engines.schedule import RowStage, Stage, copy_stage
+from fmol.engines.trajectories import LaneSteps
 
 __all__ = ["GraphMemory", "StepGraph"]
 

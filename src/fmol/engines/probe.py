@@ -13,18 +13,12 @@ from torch import Tensor
 
 from fmol import rng
 from fmol.data import tree_leaves, tree_map
-from fmol.engines.lanes import (
-    Batch,
-    LaneGradients,
-    LaneSteps,
-    Pull,
-    batch_dependent,
-    first_line,
-    pull_losses,
-)
+from fmol.engines.gradients import LaneGradients, first_line
+from fmol.engines.lanes import Batch, Pull, batch_dependent, pull_losses
 from fmol.engines.pool import make_pool
 from fmol.engines.schedule import pulls_of
 from fmol.engines.seam import Ask, LocalConfig, Site
+from fmol.engines.trajectories import LaneSteps
 from fmol.local import mixture_loss
 
 __all__ = ["lane_bytes", "why_not_batched"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fmol import rng
 from fmol.data import Samples, TensorSamples, as_samples, is_lazy
-from fmol.engines.lanes import LaneGradients
+from fmol.engines.gradients import LaneGradients
 from fmol.engines.memory import free_memory
 from fmol.engines.pool import Pool, make_pool
 from fmol.engines.probe import lane_bytes, why_not_batched

@@ -13,18 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fmol import rng
+from fmol.engines.gradients import DEPENDS, LaneGradients, count_use, first_line
 from fmol.engines.graphs import GraphMemory, StepGraph
-from fmol.engines.lanes import (
-    DEPENDS,
-    EARLY,
-    Batch,
-    LaneGradients,
-    LaneModel,
-    LaneSteps,
-    Pull,
-    count_use,
-    first_line,
-)
+from fmol.engines.lanes import Batch, LaneModel, Pull
 from fmol.engines.pool import Pool
 from fmol.engines.schedule import (
     BatchTables,
@@ -40,6 +31,7 @@ from fmol.engines.schedule import (
     walk,
 )
 from fmol.engines.seam import LocalConfig
+from fmol.engines.trajectories import EARLY, LaneSteps
 from fmol.layout import FlatModel
 from fmol.local import step_count
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fmol.alike import place_data
 from fmol.config import Config, RunOptions
 from fmol.engines import resolve_device
 from fmol.engines.memory import free_memory
 from fmol.engines.seam import Engine
 from fmol.federation import Federation
-from fmol.lockstep import Guest, run_in_lockstep
+from fmol.lockstep import Guest, place_data, run_in_lockstep
 from fmol.result import Result
 from fmol.runs.folder import RunFolder
 from fmol.runs.identity import fingerprint

@@ -1,0 +1,81 @@
+"""The steps of many lanes, one after the other: what `fmol.local.descend` does for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fmol.engines.gradients import LaneGradients
+from fmol.engines.lanes import Batch, Pull
+from fmol.engines.seam import LocalConfig
+
+__all__ = ["EARLY", "LaneSteps"]
+
+EARLY = 4
+"""The steps of a round by which a graph of it is checked: later ones do the same, and what rounding
+does to the first of them has grown beyond comparing after hundreds."""
+
+
+@dataclass
+class LaneSteps:
+    """The trajectories of `L` lanes from `start` `[L, d]`: what `fmol.local.descend` does for one."""
+
+    gradients: LaneGradients
+    pulls: Sequence[Pull]
+    local: LocalConfig
+    start: Tensor
+    lr: Tensor | None = None
+    """The step size as a tensor, where it must be one; None is that of `local`."""
+    correction: Tensor | None = None
+    """What is added to every step of each lane, `[L, d]`; None where drift is not corrected."""
+
+    def __post_init__(self) -> None:
+        self.X = self.start.clone()
+        self.delta = torch.zeros_like(self.X)
+        self.moved = torch.zeros(len(self.X), dtype=torch.int64, device=self.X.device)
+        self.velocity = torch.zeros_like(self.X) if self.local.momentum else None
+        self.moving = self.gradients.moving(self.local.trained, self.X)
+        self.early = self.delta
+        """Δ after the first steps, `EARLY` of them where there are as many."""
+        self._taken = 0
+
+    def step(self, batch: Batch, active: Tensor | None, last: bool) -> None:
+        """One step of the lanes that are `active` `[L]`, None for all; the `last` moves Δ alone."""
+        local = self.local
+        direction, moves = self.gradients(self.X, self.pulls, batch)
+        if active is not None:
+            moves = active if moves is None else moves & active
+        if self.moving is not None:
+            direction = direction * self.moving
+        if local.clip_norm is not None:
+            norm = torch.linalg.vector_norm(direction, dim=1)
+            direction *= (local.clip_norm / norm.clamp(min=local.clip_norm))[:, None]
+        if local.weight_decay:
+            direction.add_(self.X, alpha=local.weight_decay)
+        if local.proximal:
+            direction.add_(self.X - self.start, alpha=local.proximal)
+        if self.velocity is not None:
+            moving = self.velocity * local.momentum + direction
+            if moves is not None:
+                moving = torch.where(moves[:, None], moving, self.velocity)
+            self.velocity = direction = moving
+        if self.correction is not None:
+            direction = direction + self.correction
+        if self.moving is not None:
+            direction = direction * self.moving
+        if moves is not None:
+            direction = torch.where(moves[:, None], direction, 0)
+        self.delta += direction
+        self.moved += 1 if moves is None else moves
+        self._taken += 1
+        if self._taken == EARLY:
+            self.early = self.delta.clone()
+        if last:
+            return
+        if self.lr is None:
+            self.X.add_(direction, alpha=-local.lr)
+        else:
+            self.X.addcmul_(direction, self.lr, value=-1)
