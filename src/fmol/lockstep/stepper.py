@@ -141,6 +141,17 @@ class Stepper(VectorizedEngine):
         pool.offsets = {key: self._joint.offsets[name] for key, name in inside.items()}
         return pool
 
+    def _pool_on(self, device: torch.device, pool: Pool) -> Pool:
+        """The same samples on another device; those that stay are brought there once."""
+        if self._joint is None or device == pool.device:
+            return super()._pool_on(device, pool)
+        if device not in self._copies:
+            self._copies[device] = self._joint.to(device)
+            self._copies[device].stays = True
+        there = copy.copy(self._copies[device])
+        there.sizes, there.offsets = pool.sizes, pool.offsets
+        return there
+
 
 @dataclass(frozen=True)
 class _Whose:
