@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fmol.data import upload
 from fmol.engines.seam import Ask, Lane, Reply
 from fmol.layout import Layout, squared_norm
 from fmol.precision import full_precision
@@ -217,7 +218,7 @@ class MeanFold:
 
     def _take_in(self, mix: NDArray[np.float64], deltas: Tensor) -> None:
         """Adds lanes' rows to the sums; takes the sums' place where these have not begun."""
-        shares = torch.from_numpy(mix / np.array(self._units)[:, None]).to(self._sums)
+        shares = upload(mix / np.array(self._units)[:, None], self._sums.device).to(self._sums)
         with full_precision():
             # A product and no scattered additions, whose order a GPU leaves open.
             self._sums.addmm_(shares, deltas.to(self._sums), beta=1 if self._begun else 0)

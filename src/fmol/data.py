@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-__all__ = ["Samples", "as_samples", "is_lazy", "tree_leaves", "tree_map"]
+__all__ = ["Samples", "as_samples", "is_lazy", "tree_leaves", "tree_map", "upload"]
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
@@ -224,3 +225,11 @@ def _tensors(tree: Any, owner: str) -> Any:
         f"{owner} holds a {type(tree).__name__} where a tensor was expected. Give tensors or arrays, "
         "or dicts and tuples of them."
     )
+
+
+def upload(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on the device, without waiting for what that is busy with."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

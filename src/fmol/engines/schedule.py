@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fmol import rng
-from fmol.data import tree_leaves, tree_map
+from fmol.data import tree_leaves, tree_map, upload
 from fmol.engines.lanes import Batch, Pull
 from fmol.engines.pool import Pool
 from fmol.engines.seam import Ask, Lane, LocalConfig, Site
@@ -29,7 +29,6 @@ __all__ = [
     "pulls_of",
     "stage_bytes",
     "stage_of",
-    "upload",
     "walk",
 ]
 
@@ -247,14 +246,6 @@ def copy_stage(target: Stage | RowStage, source: Stage | RowStage) -> None:
     """Puts another round's samples, of the same shapes, in the place of these."""
     for mine, new in zip(target.tensors, source.tensors, strict=True):
         mine.copy_(new)
-
-
-def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array on the device, without waiting for what that is busy with."""
-    tensor = torch.from_numpy(array)
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def walk(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fmol import rng
+from fmol.data import upload
 from fmol.engines.gradients import DEPENDS, LaneGradients, count_use, first_line
 from fmol.engines.graphs import GraphMemory, StepGraph
 from fmol.engines.lanes import Batch, LaneModel, Pull
@@ -27,7 +28,6 @@ from fmol.engines.schedule import (
     pulls_of,
     stage_bytes,
     stage_of,
-    upload,
     walk,
 )
 from fmol.engines.seam import LocalConfig

@@ -102,13 +102,18 @@ def convolve_tiles(shape: Shape) -> dict[str, int] | None:
         written = filters * wide * WRITE * (1 if wide == 4 else 1.25) / (C * KH)
         return done * (max(started, brought) + written) / (filters * wide)
 
+    def across_of(tile: tuple[int, int]) -> int:
+        return -(-OW // tile[1]) * -(-F // tile[0])
+
     fit = [
-        t for t in itertools.product(range(1, 17), (4, 8, 12, 16)) if t[0] * t[1] <= MOST_RESULTS
+        tile
+        for tile in itertools.product(range(1, 17), (4, 8, 12, 16))
+        if tile[0] * tile[1] <= MOST_RESULTS and across_of(tile) <= MOST_THREADS
     ]
-    filters, wide = min(fit, key=cost)
-    across = -(-OW // wide) * -(-F // filters)
-    if across > MOST_THREADS:
+    if not fit:
         return None
+    filters, wide = min(fit, key=cost)
+    across = across_of((filters, wide))
     rows = max(1, min(OH, THREADS // across))
     rows = -(-OH // -(-OH // rows))  # Strips of the same size.
     images = max(1, THREADS // (across * rows))
@@ -130,10 +135,13 @@ def correlate_tiles(shape: Shape) -> dict[str, int] | None:
         started, brought = (4 * filters * KW + filters + 3) / 4, 4 * (filters + 1)
         return done * (max(started, brought) / filters + 0.1 * filters)
 
-    filters = min((f for f in range(1, 17) if f * KW <= MOST_RESULTS), key=cost)
-    across = C * KH * -(-F // filters)
-    if across > MOST_THREADS:
+    fit = [
+        f for f in range(1, 17) if f * KW <= MOST_RESULTS and C * KH * -(-F // f) <= MOST_THREADS
+    ]
+    if not fit:
         return None
+    filters = min(fit, key=cost)
+    across = C * KH * -(-F // filters)
     for rows in sorted({-(-OH // parts) for parts in range(1, OH + 1)}, reverse=True):
         lines = C * (rows + KH) * (OW + KW + 10) + -(-F // filters) * filters * rows * (OW + 7)
         together = max(1, min(rows, 2 * THREADS // across))
@@ -158,13 +166,14 @@ def _threads_per_image(shape: Shape, tiles: Mapping[str, int]) -> int:
 
 
 def _images_each(images: int, lanes: int) -> int:
-    """Over how many images a block sums: as many as leave enough blocks, and the same for all.
+    """Over how many images a block sums: as many as leave enough blocks, and best the same for all.
 
-    >>> _images_each(16, 200), _images_each(64, 20), _images_each(7, 1000)
-    (4, 2, 7)
+    >>> _images_each(16, 200), _images_each(64, 20), _images_each(7, 1000), _images_each(61, 200)
+    (4, 2, 7, 16)
     """
-    evenly = [n for n in range(1, images + 1) if images % n == 0]
-    return max((n for n in evenly if lanes * images // n >= SPLIT_BLOCKS), default=1)
+    most = max(1, min(images, lanes * images // SPLIT_BLOCKS))
+    even = next(n for n in range(most, 0, -1) if images % n == 0)
+    return even if 2 * even > most else -(-images // -(-images // most))
 
 
 def _aligned(tensor: Tensor) -> Tensor:
