@@ -136,7 +136,8 @@ class RunOptions:
     precision: Precision = "fp32"
     """How finely local steps compute products: in full, or rounded, which is faster on a GPU."""
     compile: Compile = "auto"
-    """When the vectorized engine compiles steps for a GPU: if it pays in this run, always, or never."""
+    """When steps that are taken side by side are compiled: if it pays in this run, always, or never. On
+    a CPU it takes a C++ compiler, and whether it pays is found out by the engine auto."""
     lanes_in_flight: Literal["auto"] | Count = "auto"
     """How many lanes the vectorized engine steps at a time; auto is as many as fit into memory."""
     flower_backend: Literal["thread", "ray"] = "thread"

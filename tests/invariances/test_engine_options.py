@@ -178,14 +178,29 @@ def test_a_precision_that_the_device_does_not_have_is_refused() -> None:
         VectorizedEngine(federation(), compile="sometimes")  # type: ignore[arg-type]
 
 
-def test_compiling_is_for_gpus_and_changes_nothing_on_a_cpu() -> None:
-    said: list[str] = []
+def test_steps_are_compiled_on_a_cpu_only_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It changes last bits, and a run that goes on after a break is to be the same run."""
+    compilations: list[Any] = []
+
+    def compile(step: Any, **_: Any) -> Any:
+        compilations.append(step)
+        return step
+
+    monkeypatch.setattr(torch, "compile", compile)
     problem, algorithm = federation(), FSMGDA(local_steps=3, batch_size=4)
-    engine = partial(VectorizedEngine, compile="always", say=said.append)
-    one = fit(problem, algorithm, rounds=3, device="cpu", engine="vectorized")
-    two = fit(problem, algorithm, rounds=3, device="cpu", engine=engine)
-    assert torch.equal(flat(one.model), flat(two.model))
-    assert said == []
+    models = {}
+    for when in ("auto", "never", "always"):
+        said: list[str] = []
+        engine = partial(VectorizedEngine, compile=when, say=said.append)
+        models[when] = flat(fit(problem, algorithm, 3000, device="cpu", engine=engine, callbacks=[
+            lambda report, _: report.round >= 2
+        ]).model)  # fmt: skip
+        assert said == (["compiling"] if when == "always" else [])
+        assert len(compilations) == (when == "always")
+    assert torch.equal(models["auto"], models["never"])
+    assert torch.equal(models["auto"], models["always"])
 
 
 # ---- batches ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -583,6 +584,88 @@ def test_auto_takes_the_faster_engine(monkeypatch: pytest.MonkeyPatch) -> None:
             engine=lambda *a, told=told, **k: AutoEngine(*a, decided=told.append, **k),
         )
         assert told == [choice]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "rounds", "choice"),
+    [(0.5, 40, "compiled"), (1.5, 40, "vectorized"), (0.5, 2, "vectorized")],
+)
+def test_auto_compiles_on_a_cpu_where_a_long_run_shows_that_it_is_faster(
+    compiled: float, rounds: int, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time(self: AutoEngine, asks: Any) -> tuple[float, float, int]:
+        return 2.0, compiled if self._workers[0].compile == "always" else 1.0, 4
+
+    compilations: list[Any] = []
+
+    def compile(step: Any, **_: Any) -> Any:
+        compilations.append(step)
+        return step
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(AutoEngine, "_time", time)
+    told: list[str] = []
+    problem, algorithm = federation(), FSMGDA(local_steps=3, batch_size=4)
+    result = fit(
+        problem,
+        algorithm,
+        rounds=rounds,
+        device="cpu",
+        engine=lambda *a, **k: AutoEngine(*a, decided=told.append, **k),
+        callbacks=[lambda report, _: report.round >= 3],
+    )
+    assert told == [choice]
+    note = result.reports[0].notes[0]
+    assert note.startswith(f"engine {choice}: a lane's step takes 2000.00 ms by itself and 1000.00")
+    assert ("compiled 1500.00 ms" in note) == (compiled == 1.5)
+    assert bool(compilations) == (choice == "compiled")
+    one = fit(problem, algorithm, rounds=len(result.reports), device="cpu")
+    assert relative(flat(result.model), flat(one.model)) < 1e-12
+
+
+def test_auto_goes_on_where_steps_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(step: Any, **_: Any) -> Any:
+        def run(*tensors: Any) -> Any:
+            raise RuntimeError("no C++ compiler")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    monkeypatch.setattr("fmol.engines.auto.COMPILE_SECONDS", 0.0)
+    told: list[str] = []
+    result = fit(
+        federation(),
+        FSMGDA(local_steps=3, batch_size=4),
+        rounds=2,
+        device="cpu",
+        engine=lambda *a, **k: AutoEngine(*a, decided=told.append, **k),
+    )
+    assert told[0] in ("sequential", "vectorized")
+    note = result.reports[0].notes[0]
+    assert note.endswith("; steps are not compiled: RuntimeError: no C++ compiler")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_steps_on_a_cpu_are_what_steps_are_and_go_on_bit_for_bit() -> None:
+    problem = federation([("a", "b", "c")] * 4, sizes=[8, 8, 8, 8])
+    algorithm = FSMGDA(local_steps=6, batch_size=4)
+    engine = partial(VectorizedEngine, compile="always")
+    one = fit(problem, algorithm, rounds=6, device="cpu")
+    whole = fit(problem, algorithm, rounds=6, device="cpu", engine=engine)
+    assert relative(flat(whole.model), flat(one.model)) < 1e-10
+    assert not any("not compiled" in note for report in whole.reports for note in report.notes)
+    kept: list[Any] = []
+    fit(
+        problem,
+        algorithm,
+        rounds=3,
+        device="cpu",
+        engine=engine,
+        callbacks=[lambda _, snapshot: kept.append(snapshot.checkpoint())],
+    )
+    resumed = fit(problem, algorithm, rounds=6, device="cpu", engine=engine, resume=kept[-1])
+    assert torch.equal(flat(resumed.model), flat(whole.model))
 
 
 def test_auto_does_not_try_lanes_side_by_side_with_a_large_model_on_a_cpu(

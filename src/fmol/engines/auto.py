@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -14,15 +15,22 @@ from fmol import rng
 from fmol.engines.seam import Ask, Fold, Receipt, Transform, Work
 from fmol.engines.sequential import SequentialEngine
 from fmol.engines.vectorized import VectorizedEngine
+from fmol.engines.worker import Compile
 from fmol.federation import Federation
-from fmol.local import descend
+from fmol.local import descend, step_count
 
 __all__ = ["AutoEngine", "Choice"]
 
 logger = logging.getLogger("fmol")
 
-Choice = Literal["sequential", "vectorized"]
+Choice = Literal["sequential", "vectorized", "compiled"]
+"""One lane after the other; side by side; side by side with steps that are compiled at once."""
 REPEATS = 2
+COMPILE_SECONDS = 45.0
+"""What compiling the steps of a small model for a CPU takes, about."""
+COMPILE_SHARE = 0.05
+"""Of what is to come, how much compiling may take: what it wins is known only afterwards, and may be
+nothing, as with convolutions."""
 MOST_PARAMETERS = 2**22
 """Of models whose lanes may be side by side on a CPU. With more, a step is passes over memory, which
 take far longer than Python does."""
@@ -32,8 +40,9 @@ class AutoEngine(VectorizedEngine):
     """Lanes side by side where that is faster, one after the other where it is not.
 
     On a CUDA device side by side, always. Elsewhere a few steps of the first round are timed both
-    ways before it begins; what was chosen, and why, is in the notes of that round. Which of the two
-    it is changes results in their last bits: `choice` settles it beforehand, and `decided` is told.
+    ways before it begins, in a long run compiled ones too; what was chosen, and why, is in the notes of
+    that round. Which it is changes results in their last bits: `choice` settles it beforehand, and
+    `decided` is told.
     """
 
     def __init__(
@@ -51,10 +60,16 @@ class AutoEngine(VectorizedEngine):
         self._decided = decided
         if choice is None and self.device.type == "cuda":
             self._settle("vectorized")
+        if choice == "compiled":
+            self._compile("always")
 
     def _settle(self, choice: Choice) -> None:
         self.choice = choice
         self._decided(choice)
+
+    def _compile(self, when: Compile) -> None:
+        for worker in self._workers:
+            worker.compile = when
 
     def map(
         self,
@@ -88,11 +103,41 @@ class AutoEngine(VectorizedEngine):
             self._settle("sequential")
             return f"engine sequential: steps of {size} parameters are bound by memory"
         apart, together, lanes = self._time(asks)
-        self._settle("vectorized" if together < apart else "sequential")
-        return (
-            f"engine {self.choice}: a lane's step takes {1e3 * apart:.2f} ms by itself and "
-            f"{1e3 * together:.2f} ms beside {lanes - 1} others"
+        told = (
+            f"a lane's step takes {1e3 * apart:.2f} ms by itself and {1e3 * together:.2f} ms beside "
+            f"{lanes - 1} others"
         )
+        best: Choice = "vectorized" if together < apart else "sequential"
+        if self._may_compile(asks, min(apart, together)):
+            compiled, why_not = self._time_compiled(asks)
+            told += f"; {why_not}" if why_not else f", compiled {1e3 * compiled:.2f} ms"
+            if compiled < min(apart, together):
+                best = "compiled"
+            else:
+                self._compile("never")
+                self._gradients.forget()
+        self._settle(best)
+        return f"engine {best}: {told}"
+
+    def _may_compile(self, asks: Sequence[Ask], step: float) -> bool:
+        """Whether a run is so long that trying it costs next to nothing; a lane's `step` in seconds."""
+        worker = self._workers[0]
+        if worker.compile != "auto" or self.device.type == "cuda":
+            return False
+        steps = sum(
+            len(ask.lanes) * step_count(ask.local, len(self._site(ask.client).samples))
+            for ask in asks
+            if ask.local is not None
+        )
+        return worker.rounds_left * steps * step * COMPILE_SHARE > COMPILE_SECONDS
+
+    def _time_compiled(self, asks: Sequence[Ask]) -> tuple[float, str]:
+        """Seconds for one step of one lane beside others, compiled, and why it cannot be, if so."""
+        self._compile("always")
+        self._notes = []
+        _, together, _ = self._time(asks)
+        why_not = next((note for note in self._notes if "not compiled" in note), "")
+        return math.inf if why_not else together, why_not
 
     def _time(self, asks: Sequence[Ask]) -> tuple[float, float, int]:
         """Seconds for one step of one lane: by itself, side by side, and beside how many."""
@@ -105,7 +150,7 @@ class AutoEngine(VectorizedEngine):
         jobs = self._jobs(chunk, sites, local)[: self._most]
         pool = self._pool_for(sites)
         if pool is None:
-            return 0.0, float("inf"), len(jobs)  # Such clients are computed one by one anyway.
+            return 0.0, math.inf, len(jobs)  # Such clients are computed one by one anyway.
 
         def apart() -> None:
             descend(replace(first, local=local), first.lanes[0], site)

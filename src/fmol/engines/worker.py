@@ -40,7 +40,11 @@ __all__ = ["Compile", "LaneWorker"]
 logger = logging.getLogger("fmol")
 
 Compile = Literal["auto", "always", "never"]
-"""When steps are compiled for a CUDA device: once it pays within the run, at once, or never."""
+"""When steps are compiled: once it pays within the run, at once, or never.
+
+On a CPU the first is a matter of the engine `auto`, which settles it before the first step: what is
+compiled differs in its last bits, and a run that goes on after a break is to be the same run.
+"""
 
 GRAPH_AT = 2
 """The use of a round's shape at which it becomes a CUDA graph."""
@@ -84,7 +88,8 @@ class LaneWorker:
         """What a lane takes of memory, as far as it is known."""
         self.single_losses = False
         """Whether some loss is computed lane by lane."""
-        self._seed, self._compile, self._note, self._say = seed, compile, note, say
+        self.compile: Compile = compile
+        self._seed, self._note, self._say = seed, note, say
         self._memory = 0
         if self.device.type == "cuda":
             self._memory = torch.cuda.get_device_properties(self.device).total_memory
@@ -166,6 +171,8 @@ class LaneWorker:
         by_sizes = self.gradients.goes_by_sizes(pulls, schedule.even)
         one_by_one = self._draws or self.single_losses or by_sizes or self._wrong >= MOST_WRONG
         if self.device.type != "cuda" or one_by_one:
+            if not one_by_one and self._wants_compiled(shape):
+                self._compile_steps(shape, schedule, pulls, starts, pool)
             steps = by_itself()
             return steps.delta, steps.moved
         stage = None
@@ -231,9 +238,9 @@ class LaneWorker:
     # ---- compiled ----------------------------------------------------------------------------
 
     def _wants_compiled(self, shape: Any) -> bool:
-        if self._compile == "never" or shape in self._compiled:
+        if self.compile == "never" or shape in self._compiled:
             return False
-        if self._compile == "always":
+        if self.compile == "always":
             return True
         events = self._took.get(shape)
         if events is None or not events[1].query():
@@ -248,7 +255,7 @@ class LaneWorker:
         schedule: Schedule,
         pulls: Sequence[Pull],
         starts: Tensor,
-        stage: Stage | RowStage,
+        source: Pool | Stage | RowStage,
     ) -> None:
         self._compiled.add(shape)
         if len(set(schedule.widths)) > 2:
@@ -258,7 +265,7 @@ class LaneWorker:
         self._say("compiling")
         logger.info("compiling steps of %d lanes", len(starts))
         X = starts.clone(memory_format=torch.contiguous_format)
-        for batch in _distinct(schedule, stage):
+        for batch in _distinct(schedule, source):
             if not self.gradients.compile(X, pulls, batch):
                 return
         self._graphs.pop(shape, None)  # One of compiled steps takes its place.
@@ -339,7 +346,7 @@ def _step_sizes(jobs: Sequence[Job], starts: Tensor) -> float | Tensor:
     return upload(np.array(rates), starts.device).to(starts.dtype)[:, None]
 
 
-def _distinct(schedule: Schedule, stage: Stage | RowStage) -> list[Batch]:
+def _distinct(schedule: Schedule, source: Pool | Stage | RowStage) -> list[Batch]:
     """A batch of each width that occurs, as the steps see them."""
     found: dict[int, Batch] = {}
 
@@ -347,5 +354,5 @@ def _distinct(schedule: Schedule, stage: Stage | RowStage) -> list[Batch]:
         def step(self, batch: Batch, active: Tensor | None, last: bool) -> None:
             found.setdefault(batch.width, batch)
 
-    walk(Look(), schedule, stage)
+    walk(Look(), schedule, source)
     return list(found.values())
