@@ -360,9 +360,6 @@ def main() -> None:
         written["server"] = server(device, options.quick)
     else:
         names, left_out = list(options.engines), []
-        if device.type != "cuda" and "compiled" in names:
-            names.remove("compiled")
-            left_out.append("compiled steps, which are for CUDA devices")
         if "jax" in names and importlib.util.find_spec("jax") is None:
             names.remove("jax")
             left_out.append("jax, which is not installed")

@@ -10,12 +10,13 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 
 from fmol import rng
 from fmol.engines.seam import Ask, Fold, Receipt, Transform, Work
 from fmol.engines.sequential import SequentialEngine
 from fmol.engines.vectorized import VectorizedEngine
-from fmol.engines.worker import Compile
+from fmol.engines.worker import Compile, LaneWorker
 from fmol.federation import Federation
 from fmol.local import descend, step_count
 
@@ -26,11 +27,12 @@ logger = logging.getLogger("fmol")
 Choice = Literal["sequential", "vectorized", "compiled"]
 """One lane after the other; side by side; side by side with steps that are compiled at once."""
 REPEATS = 2
-COMPILE_SECONDS = 45.0
-"""What compiling the steps of a small model for a CPU takes, about."""
-COMPILE_SHARE = 0.05
-"""Of what is to come, how much compiling may take: what it wins is known only afterwards, and may be
-nothing, as with convolutions."""
+COMPILE_SECONDS = {"first": 45.0, "later": 20.0}
+"""What compiling the steps of a small model for a CPU takes, about: the first time in a process, and
+later."""
+COMPILE_SHARE = {"dense": 0.2, "convolutions": 0.05}
+"""Of what is to come, how much compiling may take. What it wins is known only afterwards: a quarter to
+a half with dense layers and attention, little or nothing with convolutions, which are a library's."""
 MOST_PARAMETERS = 2**22
 """Of models whose lanes may be side by side on a CPU. With more, a step is passes over memory, which
 take far longer than Python does."""
@@ -129,7 +131,10 @@ class AutoEngine(VectorizedEngine):
             for ask in asks
             if ask.local is not None
         )
-        return worker.rounds_left * steps * step * COMPILE_SHARE > COMPILE_SECONDS
+        cost = COMPILE_SECONDS["later" if LaneWorker.has_compiled else "first"]
+        modules = self.federation.model.modules()
+        kind = "convolutions" if any(isinstance(m, _ConvNd) for m in modules) else "dense"
+        return worker.rounds_left * steps * step * COMPILE_SHARE[kind] > cost
 
     def _time_compiled(self, asks: Sequence[Ask]) -> tuple[float, str]:
         """Seconds for one step of one lane beside others, compiled, and why it cannot be, if so."""

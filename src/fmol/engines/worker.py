@@ -67,7 +67,7 @@ COMPILE_GAIN = 0.4
 class LaneWorker:
     """Steps lanes on one device, with a model of its own."""
 
-    _has_compiled = False
+    has_compiled = False
     """Whether one in this process has: the compiler is loaded then."""
 
     def __init__(
@@ -246,7 +246,7 @@ class LaneWorker:
         if events is None or not events[1].query():
             return False
         seconds = 1e-3 * events[0].elapsed_time(events[1])
-        cost = COMPILE_SECONDS["later" if LaneWorker._has_compiled else "first"]
+        cost = COMPILE_SECONDS["later" if LaneWorker.has_compiled else "first"]
         return bool(self.rounds_left * seconds * COMPILE_GAIN > cost)
 
     def _compile_steps(
@@ -261,7 +261,7 @@ class LaneWorker:
         if len(set(schedule.widths)) > 2:
             self._note("steps are not compiled: their batches have more than two sizes")
             return
-        LaneWorker._has_compiled = True
+        LaneWorker.has_compiled = True
         self._say("compiling")
         logger.info("compiling steps of %d lanes", len(starts))
         X = starts.clone(memory_format=torch.contiguous_format)
