@@ -124,13 +124,13 @@ class AutoEngine(VectorizedEngine):
     def _may_compile(self, asks: Sequence[Ask], step: float) -> bool:
         """Whether a run is so long that trying it costs next to nothing; a lane's `step` in seconds."""
         worker = self._workers[0]
-        if worker.compile != "auto" or self.device.type == "cuda":
+        if worker.compile != "auto" or self.device.type != "cpu":
             return False
-        steps = sum(
-            len(ask.lanes) * step_count(ask.local, len(self._site(ask.client).samples))
-            for ask in asks
-            if ask.local is not None
-        )
+        first = next(ask for ask in asks if ask.lanes)
+        assert first.local is not None
+        # As many for all as for the first: others' data may have to be made before they are known.
+        each = step_count(first.local, len(self._site(first.client).samples))
+        steps = each * sum(len(ask.lanes) for ask in asks)
         cost = COMPILE_SECONDS["later" if LaneWorker.has_compiled else "first"]
         modules = self.federation.model.modules()
         kind = "convolutions" if any(isinstance(m, _ConvNd) for m in modules) else "dense"
