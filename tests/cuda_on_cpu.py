@@ -18,6 +18,8 @@ GXX = shutil.which("g++")
 
 STAND_IN = """
 #include <barrier>
+#include <cstring>
+#include <deque>
 #include <thread>
 #include <vector>
 #define __host__
@@ -31,6 +33,30 @@ static thread_local Place threadIdx;
 static Place blockIdx;
 static std::barrier<>* barrier;
 #define __syncthreads() barrier->arrive_and_wait()
+
+// A warp's product on tensor cores: its threads put down what they have, and each takes what it needs.
+static std::barrier<>* warp_barriers[32];
+static float lefts[32][32][4], rights[32][32][2];
+static float tf32(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, 4);
+  bits = (bits + 0x1000u) & ~0x1fffu;  // To nearest, ties away from zero.
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+static void add_product(float* sum, const float* left, const float* right) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  std::memcpy(lefts[warp][lane], left, 16);
+  std::memcpy(rights[warp][lane], right, 8);
+  warp_barriers[warp]->arrive_and_wait();
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
+    for (int k = 0; k < 8; ++k)
+      sum[i] += lefts[warp][row % 8 * 4 + k % 4][row / 8 + k / 4 * 2] *
+                rights[warp][column * 4 + k % 4][k / 4];
+  }
+  warp_barriers[warp]->arrive_and_wait();
+}
 """
 LAUNCH = """
 extern "C" void launch(int wide, int high, int threads, ARGUMENTS) {
@@ -39,6 +65,11 @@ extern "C" void launch(int wide, int high, int threads, ARGUMENTS) {
       blockIdx = {x, y};
       std::barrier<> all(threads);
       barrier = &all;
+      std::deque<std::barrier<>> warps;
+      for (int first = 0; first < threads; first += 32) {
+        warps.emplace_back(threads - first < 32 ? threads - first : 32);
+        warp_barriers[first / 32] = &warps.back();
+      }
       std::vector<std::thread> started;
       for (int t = 0; t < threads; ++t)
         started.emplace_back([=] { threadIdx = {t, 0}; CALL; barrier->arrive_and_drop(); });

@@ -58,8 +58,12 @@ MOST_WRONG = 2
 GRAPH_SHARE = 0.1
 """Of the device's memory, how much lanes may take whose steps become a graph: it keeps a part of it,
 and steps of large models are not held up by Python anyway."""
-COMPILE_SECONDS = {"first": 14.0, "later": 5.0}
-"""What compiling the steps of a small model takes, about: the first time in a process, and later."""
+COMPILE_SECONDS = {"first": 12.0, "later": 3.0}
+"""What compiling steps takes, about, beside what goes with the size of the model: the first time in a
+process, and later."""
+COMPILE_EACH = 0.3
+"""And for each tensor of parameters: 4 to 5 seconds for LeNet's ten, 10 for a small transformer, a
+minute for ResNet-18 with forty heads."""
 COMPILE_GAIN = 0.4
 """How much of a round's time it saves, about."""
 
@@ -247,6 +251,7 @@ class LaneWorker:
             return False
         seconds = 1e-3 * events[0].elapsed_time(events[1])
         cost = COMPILE_SECONDS["later" if LaneWorker.has_compiled else "first"]
+        cost += COMPILE_EACH * len(self.model.layout.names)
         return bool(self.rounds_left * seconds * COMPILE_GAIN > cost)
 
     def _compile_steps(

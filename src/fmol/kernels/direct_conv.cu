@@ -7,7 +7,13 @@
 // Rows in shared memory lie an odd number of quadruples apart: eight neighbouring rows, read four
 // numbers at a time, are then in different banks.
 
-constexpr int ahead = AHEAD;  // Pragmas know no names of the preprocessor.
+#ifdef CONVOLVE
+constexpr int registers = 128;  // Of a thread: fewer let more be in flight, until some are put away.
+constexpr int ahead = 4;        // How often a thread asks for numbers from memory before it waits.
+#else
+constexpr int registers = 96;
+constexpr int ahead = 2;
+#endif
 
 struct alignas(16) Four {
   float v[4];
@@ -34,9 +40,9 @@ __device__ inline void read(float* into, const float* from, int count) {
   if (count % 2) into[count - 1] = from[count - 1];
 }
 
-// How many blocks of so many threads are at work at a time where each thread has REGISTERS.
+// How many blocks of so many threads are at work at a time where each thread has so many registers.
 __host__ __device__ constexpr int blocks_of(int threads) {
-  const int blocks = 65536 / (REGISTERS * ((threads + 31) / 32 * 32));
+  const int blocks = 65536 / (registers * ((threads + 31) / 32 * 32));
   return blocks > 1 ? blocks : 1;
 }
 

@@ -13,12 +13,13 @@ struct alignas(16) Four {
 
 constexpr int GROUPS = (S + SIDE - 1) / SIDE, PAIRS = GROUPS * (GROUPS + 1) / 2;
 constexpr int THREADS = PAIRS * SLICES, COLUMNS = 4 * SLICES * TURNS;
-constexpr int STRIDE = COLUMNS / 4 % 2 ? COLUMNS : COLUMNS + 4;  // So rows are in different banks.
+// Rows of a group, and the same rows of neighbouring groups, are in different banks.
+constexpr int STRIDE = COLUMNS / 4 % 2 ? COLUMNS : COLUMNS + 4, SKEW = SIDE % 2 ? 0 : 4;
 constexpr int QUADS = GROUPS * SIDE * (COLUMNS / 4), EACH = (QUADS + THREADS - 1) / THREADS;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gram(const float* __restrict__ rows, double* __restrict__ part, int columns, int stages) {
-  alignas(16) __shared__ float staged[GROUPS * SIDE * STRIDE];
+  alignas(16) __shared__ float staged[GROUPS * (SIDE * STRIDE + SKEW)];
   __shared__ double whole[PAIRS * SIDE * SIDE];
   const int t = threadIdx.x, pair = t % PAIRS, slice = t / PAIRS;
   int a = 0, c = pair;
@@ -60,20 +61,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int n = 0; n < EACH; ++n) {
       const int e = t + n * THREADS, q = e % (COLUMNS / 4), row = e / (COLUMNS / 4);
-      if (e < QUADS) *reinterpret_cast<Four*>(staged + row * STRIDE + 4 * q) = next[n];
+      if (e < QUADS)
+        *reinterpret_cast<Four*>(staged + row * STRIDE + row / SIDE * SKEW + 4 * q) = next[n];
     }
     __syncthreads();
     if (stage + 1 < first + stages) fetch((long long)(stage + 1) * COLUMNS);
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
       const int at = 4 * (turn * SLICES + slice);
+      const float* mine = staged + a * (SIDE * STRIDE + SKEW) + at;
+      const float* other = staged + c * (SIDE * STRIDE + SKEW) + at;
       Four left[SIDE];
 #pragma unroll
       for (int i = 0; i < SIDE; ++i)
-        left[i] = *reinterpret_cast<const Four*>(staged + (a * SIDE + i) * STRIDE + at);
+        left[i] = *reinterpret_cast<const Four*>(mine + i * STRIDE);
 #pragma unroll
       for (int j = 0; j < SIDE; ++j) {
-        const Four right = *reinterpret_cast<const Four*>(staged + (c * SIDE + j) * STRIDE + at);
+        const Four right = *reinterpret_cast<const Four*>(other + j * STRIDE);
 #pragma unroll
         for (int i = 0; i < SIDE; ++i)
 #pragma unroll

@@ -21,6 +21,7 @@ MOST_ROWS = 64
 LONGEST = 512
 """How many products are added up in single precision."""
 THREADS = 288
+MOST_SIDE = 5
 SHARED = 24 * 1024
 """Bytes of the vectors that a block has at a time."""
 BLOCKS = 528
@@ -68,7 +69,9 @@ def _places(s: int) -> Tensor:
 def gram_tiles(s: int) -> tuple[int, int, int]:
     """Rows of a group, slices of the columns, and how often a thread goes on to the next slice."""
     # Each number that is read takes part in `side` products, and rows are filled up to whole groups.
-    side = min(range(1, 6), key=lambda side: (-(-s // side) * side) ** 2 * (1 + 2 / side))
+    side = min(
+        range(1, MOST_SIDE + 1), key=lambda side: (-(-s // side) * side) ** 2 * (1 + 2 / side)
+    )
     groups = -(-s // side)
     pairs = groups * (groups + 1) // 2
     slices = max(1, min(32, THREADS // pairs))

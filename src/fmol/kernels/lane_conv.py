@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fmol.kernels.direct_conv import convolve, correlate
+from fmol.kernels.few_conv import convolve, correlate
 
 __all__ = ["lane_conv2d", "lane_conv2d_input", "lane_conv2d_weight"]
 
@@ -24,6 +24,11 @@ Pair = tuple[int, int]
 
 FEW = 32
 """Up to so many channels the work is in reading windows, above in products."""
+SMALL_IMAGE = 4
+"""Up to so many pixels of a result weights are most of what is moved, and gradients are best written
+out for the library also where products are rounded."""
+TOGETHER = 32
+"""Channels that a rounded product takes at a time where they lie last."""
 
 
 # ---- kernels ---------------------------------------------------------------------------------
@@ -74,6 +79,67 @@ def _forward(
         acc.to(out.dtype.element_ty),
         mask=(m < F)[:, None] & (image < images)[None, :],
     )
+
+
+@triton.jit
+def _forward_last(
+    x, w, out, images,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The same of images `[h, w, C]` and weights `[F, k, k, C]`, rounded.
+
+    Both sides of the product then lie along what is summed over, as tensor cores want it for TF32.
+    `TURNED`, the last tap comes first.
+    """
+    P: tl.constexpr = OH * OW
+    KK: tl.constexpr = KH * KW
+    PARTS: tl.constexpr = C // BK
+    lane = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    image, p = n // P, n % P
+    top, left = (p // OW) * SH - PH, (p % OW) * SW - PW
+    x += lane * images * H * W * C
+    w += lane * F * KK * C
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for step in range(0, KK * PARTS):
+        tap, first = step // PARTS, step % PARTS * BK
+        row, column = top + tap // KW * DH, left + tap % KW * DW
+        there = (image < images) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+        windows = tl.load(
+            x + ((image * H + row) * W + column)[:, None] * C + (first + k)[None, :],
+            mask=there[:, None],
+            other=0.0,
+        )
+        place = KK - 1 - tap if TURNED else tap
+        weights = tl.load(
+            w + m[:, None] * (KK * C) + (place * C + first + k)[None, :],
+            mask=(m < F)[:, None],
+            other=0.0,
+        )
+        acc = tl.dot(weights, tl.trans(windows), acc, input_precision="tf32")
+    out += lane * images * F * P
+    tl.store(
+        out + m[:, None] * P + (image * (F * P) + p)[None, :],
+        acc,
+        mask=(m < F)[:, None] & (image < images)[None, :],
+    )
+
+
+@triton.jit
+def _turn_last(x, out, C, P, BC: tl.constexpr, BP: tl.constexpr):
+    """`out[n, P, C]` of `x[n, C, P]`."""
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    p = tl.program_id(2) * BP + tl.arange(0, BP)
+    first = tl.program_id(0).to(tl.int64) * C * P
+    there = (c < C)[:, None] & (p < P)[None, :]
+    part = tl.load(x + first + c[:, None] * P + p[None, :], mask=there)
+    tl.store(out + first + p[:, None] * C + c[None, :], tl.trans(part), mask=tl.trans(there))
 
 
 @triton.jit
@@ -191,6 +257,23 @@ def _fold(
     tl.store(dx + i, acc.to(dx.dtype.element_ty), mask=i < total)
 
 
+@triton.jit
+def _turn(
+    w, out, total,
+    F: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    FIRST_H: tl.constexpr, FIRST_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
+    TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """`out[L, C, F, TH, TW]` of `w[L, F, C, KH, KW]`: every so many taps, the last of them first."""
+    i = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    tap, f = (i % (TH * TW)).to(tl.int32), (i // (TH * TW) % F).to(tl.int32)
+    c, lane = (i // (TH * TW * F) % C).to(tl.int32), i // (TH * TW * F * C)
+    kh = FIRST_H + (TH - 1 - tap // TW) * STEP_H
+    kw = FIRST_W + (TW - 1 - tap % TW) * STEP_W
+    place = ((lane * F + f) * C + c) * (KH * KW) + kh * KW + kw
+    tl.store(out + i, tl.load(w + place, mask=i < total), mask=i < total)
+
+
 # ---- launching -------------------------------------------------------------------------------
 
 
@@ -231,13 +314,14 @@ def _precision() -> str:
     return "tf32x3" if _full() else "tf32"
 
 
-def _by_library(w: Tensor) -> bool:
+def _by_library(w: Tensor, *, tiny: bool = False) -> bool:
     """Whether windows are written out and multiplied by the library.
 
     With many channels in single precision nothing is faster: its products are as exact as they get
-    and near the device's limit, and there windows are a small part of what is moved.
+    and near the device's limit, and there windows are a small part of what is moved. Where products
+    are rounded so it is for gradients alone that are `tiny`, of few pixels or with gaps between them.
     """
-    return bool(w.shape[1] > FEW and w.dtype == torch.float32 and _full())
+    return bool(w.shape[1] > FEW and w.dtype == torch.float32 and (_full() or tiny))
 
 
 def _product_tiles(filters: int, columns: int) -> dict[str, int]:
@@ -252,6 +336,52 @@ def _product_tiles(filters: int, columns: int) -> dict[str, int]:
     if columns < 2048:
         return {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
     return {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8, "num_stages": 3}
+
+
+def _lies_better_last(x: Tensor, filters: int, size: Sequence[int]) -> bool:
+    """Whether a rounded product is worth turning its images and weights first, channels last."""
+    many = x.shape[2] % TOGETHER == 0 and filters > FEW and size[0] * size[1] > SMALL_IMAGE
+    return bool(many and x.dtype == torch.float32 and not _full())
+
+
+def _last(x: Tensor, count: int, channels: int) -> Tensor:
+    """`x` as `count` matrices with `channels` rows, and these as columns."""
+    x = x.contiguous()
+    pixels = x.numel() // (count * channels)
+    out = torch.empty(count, pixels, channels, dtype=x.dtype, device=x.device)
+    bp, bc = _tile(pixels, 64), _tile(channels, 64)
+    grid = (count, triton.cdiv(channels, bc), triton.cdiv(pixels, bp))
+    _turn_last[grid](x, out, channels, pixels, BC=bc, BP=bp)
+    return out
+
+
+def _product_last(
+    x: Tensor,
+    w: Tensor,
+    size: Sequence[int],
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    *,
+    turned: bool,
+) -> Tensor:
+    """`_product` by tensor cores; `turned`, that of weights `[L, C, F, k, k]`, the last tap first."""
+    lanes, images, channels = x.shape[:3]
+    filters = w.shape[2] if turned else w.shape[1]
+    weights = _last(w, lanes if turned else lanes * filters, channels)
+    pictures = _last(x, lanes * images, channels)
+    out = torch.empty(lanes, images, filters, *size, dtype=x.dtype, device=x.device)
+    like = w.transpose(1, 2) if turned else w
+    sizes = _sizes(x, like, size, stride, padding, dilation)
+    t = {"BM": 64, "BN": 128, "num_warps": 4} if filters < 128 else {"BM": 128, "BN": 128}
+    t = {"BK": TOGETHER, "num_warps": 8, "num_stages": 3} | t
+    grid = (
+        triton.cdiv(images * size[0] * size[1], t["BN"]),
+        triton.cdiv(filters, t["BM"]),
+        lanes,
+    )
+    _forward_last[grid](pictures, weights, out, images, **sizes, TURNED=turned, **t)
+    return out
 
 
 def _windows(x: Tensor, sizes: Any) -> Tensor:
@@ -288,6 +418,9 @@ def lane_conv2d(
         if b is not None:
             found += b[:, :, None]
         return found.reshape(lanes, filters, images, *out).transpose(1, 2).contiguous()
+    if not tiles and _lies_better_last(x, w.shape[1], out):
+        found = _product_last(x, w, out, stride, padding, dilation, turned=False)
+        return found if b is None else found.add_(b[:, None, :, None, None])
     return _product(x, w, b, out, stride, padding, dilation, tiles)
 
 
@@ -337,7 +470,7 @@ def lane_conv2d_weight(
         if direct is not None:
             return direct[0], direct[1] if bias else w.new_empty(0, filters)
     biases = g.sum((1, 3, 4), dtype=torch.float32).to(w.dtype) if bias else w.new_empty(0, filters)
-    if not tiles and _by_library(w):
+    if not tiles and _by_library(w, tiny=g.shape[3] * g.shape[4] <= SMALL_IMAGE):
         along = g.transpose(1, 2).reshape(lanes, filters, n)
         return torch.bmm(along, _windows(x, sizes).mT).reshape(w.shape), biases
     t: dict[str, Any] = {"BK": 32, "num_warps": 4, "num_stages": 3, "programs": 1056}
@@ -370,24 +503,26 @@ def lane_conv2d_input(
         direct = convolve(g, w, None, back, turned=True)
         if direct is not None:
             return direct
-    if (
-        x.shape[2] <= FEW
-        or (dilation != (1, 1) and stride != (1, 1))
-        or (not tiles and _by_library(w))
-    ):
-        return _input_by_folding(g, w, x, stride, padding, dilation, tiles)
-    turned = w.transpose(1, 2)
+    tiny = g.shape[3] * g.shape[4] <= SMALL_IMAGE or stride != (1, 1)
+    by_library = not tiles and _by_library(w, tiny=tiny)
+    if x.shape[2] <= FEW or (dilation != (1, 1) and stride != (1, 1)) or by_library:
+        return _input_by_folding(g, w, x, stride, padding, dilation, tiles, by_library)
+    if not tiles and stride == (1, 1) and _lies_better_last(g, x.shape[2], x.shape[3:]):
+        behind = [dilation[i] * (w.shape[3 + i] - 1) - padding[i] for i in (0, 1)]
+        return _product_last(
+            g, w, x.shape[3:], (1, 1), (behind[0], behind[1]), dilation, turned=True
+        )
     if stride == (1, 1):
-        return _turned(g, turned, x.shape[3:], (0, 0), (1, 1), padding, dilation, tiles)
+        return _turned(g, w, x.shape[3:], (0, 0), (1, 1), padding, dilation, tiles)
     # A pixel meets those weights alone whose place has the same remainder as its own: one small
     # convolution for each.
     dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     for i, j in itertools.product(range(stride[0]), range(stride[1])):
-        part = turned[..., i :: stride[0], j :: stride[1]]
         first = ((i - padding[0]) % stride[0], (j - padding[1]) % stride[1])
-        if part.numel() and first[0] < x.shape[3] and first[1] < x.shape[4]:
+        met = i < w.shape[3] and j < w.shape[4]
+        if met and first[0] < x.shape[3] and first[1] < x.shape[4]:
             dx[..., first[0] :: stride[0], first[1] :: stride[1]] = _turned(
-                g, part, x.shape[3:], (i, j), stride, padding, (1, 1), tiles
+                g, w, x.shape[3:], (i, j), stride, padding, (1, 1), tiles
             )
     return dx
 
@@ -400,22 +535,22 @@ def _input_by_folding(
     padding: Pair,
     dilation: Pair,
     tiles: dict[str, Any],
+    by_library: bool,
 ) -> Tensor:
     """Columns first, then sums of them: for few channels, where each gathered number is used little."""
     lanes, images, _, rows, width = g.shape
     across = w.reshape(lanes, w.shape[1], -1).mT
     sizes = _sizes(x, w, (rows, width), stride, padding, dilation)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not tiles and _by_library(w):
+    if by_library:
         along = g.transpose(1, 2).reshape(lanes, w.shape[1], -1)
-        spread, by_lane = torch.bmm(across, along), True
+        spread = torch.bmm(across, along)
     else:
         t = {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 2} | tiles
         one = across[..., None, None]
         spread = _product(g, one, None, (rows, width), (1, 1), (0, 0), (1, 1), t)
-        by_lane = False
     _fold[(triton.cdiv(dx.numel(), 1024),)](
-        spread, dx, dx.numel(), images, **sizes, BY_LANE=by_lane, BN=1024
+        spread, dx, dx.numel(), images, **sizes, BY_LANE=by_library, BN=1024
     )
     return dx
 
@@ -430,11 +565,18 @@ def _turned(
     dilation: Pair,
     tiles: dict[str, Any],
 ) -> Tensor:
-    """What `g` gives the pixels with `(h + padding) % stride == remainder`; `w` `[L, C, F, k, k]`."""
+    """What `g` gives the pixels with `(h + padding) % stride == remainder`; `w` `[L, F, C, k, k]`."""
+    lanes, filters, channels, *kernel = w.shape
+    taps = [-(-(kernel[i] - remainder[i]) // stride[i]) for i in (0, 1)]
+    turned = torch.empty(lanes, channels, filters, *taps, dtype=w.dtype, device=w.device)
+    _turn[(triton.cdiv(turned.numel(), 1024),)](
+        w.contiguous(), turned, turned.numel(), filters, channels, *kernel, *remainder, *stride,
+        *taps, BN=1024,
+    )  # fmt: skip
     out, around = [], []
     for i in (0, 1):
         first = -((remainder[i] - padding[i]) // stride[i])
         last = (size[i] - 1 + padding[i] - remainder[i]) // stride[i]
         out.append(last + 1 - first)
-        around.append(dilation[i] * (w.shape[3 + i] - 1) - first)
-    return _product(g, w.flip(3, 4), None, out, (1, 1), (around[0], around[1]), dilation, tiles)
+        around.append(dilation[i] * (taps[i] - 1) - first)
+    return _product(g, turned, None, out, (1, 1), (around[0], around[1]), dilation, tiles)

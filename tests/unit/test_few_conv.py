@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from cuda_on_cpu import GXX, OnCpu
-from fmol.kernels import direct_conv
+from fmol.kernels import direct_conv, few_conv, tensor_conv
+from fmol.kernels.few_conv import DIRECT, TENSOR, Way
 
 SHAPES = [
     # lanes, images, channels, height, width, filters, kernel, padding
@@ -26,14 +27,18 @@ SHAPES = [
 
 
 @pytest.mark.skipif(GXX is None, reason="needs g++ to compile the kernels for the CPU")
+@pytest.mark.parametrize("way", [DIRECT, TENSOR], ids=["direct", "tensor"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_kernels_compute_a_convolution_and_its_gradients(
-    shape: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shape: Any, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(name: str, sizes: tuple[tuple[str, int], ...], device: torch.device) -> OnCpu:
-        return OnCpu(name, direct_conv.kernel_text(name, dict(sizes)), tmp_path)
+    def build(
+        way: Way, name: str, sizes: tuple[tuple[str, int], ...], device: torch.device
+    ) -> OnCpu:
+        return OnCpu(name, way.text(name, dict(sizes)), tmp_path)
 
-    monkeypatch.setattr(direct_conv, "_kernel", build)
+    monkeypatch.setattr(few_conv, "_kernel", build)
+    monkeypatch.setattr(few_conv, "_ways", lambda x, shape: (way,))
     lanes, images, channels, height, width, filters, kernel, padding = shape
     torch.manual_seed(0)
     x, w = (
@@ -41,11 +46,13 @@ def test_kernels_compute_a_convolution_and_its_gradients(
         torch.randn(lanes, filters, channels, *kernel),
     )
     b = torch.randn(lanes, filters)
+    if way is TENSOR:  # Of what needs no rounding the sums are as exact.
+        x, w = x.bfloat16().float(), w.bfloat16().float()
     leaves = [t.double().requires_grad_() for t in (x, w, b)]
     want = torch.stack(
         [torch.conv2d(one[0], one[1], one[2], 1, padding) for one in zip(*leaves, strict=True)]
     )
-    g = torch.randn(want.shape)
+    g = torch.randn(want.shape).bfloat16().float()
     right = torch.autograd.grad(want, leaves, g.double())
     sizes = {
         "C": channels, "H": height, "W": width, "F": filters, "OH": want.shape[3],
@@ -55,9 +62,9 @@ def test_kernels_compute_a_convolution_and_its_gradients(
         "C": filters, "H": sizes["OH"], "W": sizes["OW"], "F": channels, "OH": height, "OW": width,
         "PH": kernel[0] - 1 - padding[0], "PW": kernel[1] - 1 - padding[1],
     }  # fmt: skip
-    out = direct_conv.convolve(x, w, b, sizes)
-    dx = direct_conv.convolve(g, w, None, back, turned=True)
-    found = direct_conv.correlate(x, g, sizes)
+    out = few_conv.convolve(x, w, b, sizes)
+    dx = few_conv.convolve(g, w, None, back, turned=True)
+    found = few_conv.correlate(x, g, sizes)
     assert out is not None
     assert dx is not None
     assert found is not None
@@ -70,8 +77,8 @@ def test_many_channels_and_small_kernels_are_left_to_products_of_matrices() -> N
     for channels, kernel in ((64, 5), (8, 3)):
         sizes |= {"C": channels, "F": channels, "KH": kernel, "KW": kernel}
         x, w = torch.zeros(1, 1, channels, 8, 8), torch.zeros(1, channels, channels, kernel, kernel)
-        assert direct_conv.convolve(x, w, None, sizes) is None
-        assert direct_conv.correlate(x, x, sizes) is None
+        assert few_conv.convolve(x, w, None, sizes) is None
+        assert few_conv.correlate(x, x, sizes) is None
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 32])
@@ -92,4 +99,22 @@ def test_tiles_fit_into_a_block(channels: int, filters: int, side: int, kernel: 
     tiles = direct_conv.correlate_tiles(sizes)
     if tiles is not None:
         assert 1 <= tiles["R"] <= tiles["YT"] <= out
-        assert channels * kernel * tiles["R"] * -(-filters // tiles["FT"]) <= 2 * 512
+        assert direct_conv.correlate_threads(sizes, tiles) <= 2 * 512
+    tiles = tensor_conv.convolve_tiles(sizes)
+    if tiles is not None:
+        assert 1 <= tiles["CT"] <= channels
+        assert 1 <= tiles["YT"] <= out
+        assert tensor_conv.convolve_threads(sizes, tiles) <= 32 * tensor_conv.MOST_WARPS
+    tiles = tensor_conv.correlate_tiles(sizes)
+    if tiles is not None:
+        assert 1 <= tiles["YT"] <= out
+        assert tensor_conv.correlate_threads(sizes, tiles) <= 32 * tensor_conv.MOST_WARPS
+
+
+def test_lenet_has_tiles_on_tensor_cores() -> None:
+    for channels, side, filters in ((1, 36, 10), (10, 16, 20)):
+        out = side - 4
+        sizes = {"C": channels, "H": side, "W": side, "F": filters, "OH": out, "OW": out}
+        sizes |= {"KH": 5, "KW": 5, "PH": 0, "PW": 0}
+        assert tensor_conv.convolve_tiles(sizes) is not None
+        assert tensor_conv.correlate_tiles(sizes) is not None
