@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fmol import participation, partition, rules, schedules
-    from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedAvg, FedLS
+    from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Alone, FedALS, FedAvg, FedLS
     from fmol.errors import FmolError, MissingObjectiveError, RefusedError
     from fmol.federation import Client, Federation, LazyPopulation, Population
     from fmol.minnorm import min_norm
@@ -22,6 +22,7 @@ __all__ = [
     "SMGD",
     "Alone",
     "Client",
+    "FedALS",
     "FedAvg",
     "FedLS",
     "Federation",
@@ -45,7 +46,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "algorithms": ("FMGDA", "FSMGDA", "MGD", "SMGD", "Alone", "FedAvg", "FedLS"),
+    "algorithms": ("FMGDA", "FSMGDA", "MGD", "SMGD", "Alone", "FedALS", "FedAvg", "FedLS"),
     "errors": ("FmolError", "MissingObjectiveError", "RefusedError"),
     "federation": ("Client", "Federation", "LazyPopulation", "Population"),
     "minnorm": ("min_norm",),

@@ -19,7 +19,19 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
 
-from fmol.algorithms import FMGDA, FSMGDA, MGD, SMGD, Adam, Alone, FedAvg, FedLS, Momentum, Plain
+from fmol.algorithms import (
+    FMGDA,
+    FSMGDA,
+    MGD,
+    SMGD,
+    Adam,
+    Alone,
+    FedALS,
+    FedAvg,
+    FedLS,
+    Momentum,
+    Plain,
+)
 from fmol.algorithms.steps import ServerStep
 from fmol.engines import ALL_CUDA, Compile, EngineName, resolve_device
 from fmol.errors import MisuseError
@@ -76,6 +88,7 @@ ALGORITHMS: Mapping[str, type] = {
     "fmgda": FMGDA,
     "fedavg": FedAvg,
     "fedls": FedLS,
+    "fedals": FedALS,
     "smgd": SMGD,
     "mgd": MGD,
     "alone": Alone,

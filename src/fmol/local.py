@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fmol import rng
+from fmol.anchors import anchored_layers, anchors_of, pull_back, softening
 from fmol.engines.seam import CONTROL, Ask, Lane, LocalConfig, Reply, Site
 from fmol.evaluation import batch_mean, evaluate
 from fmol.misfit import check_fit
@@ -113,7 +114,9 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     """
     local, model = ask.local, site.model
     assert local is not None
-    model.load(ask.x)
+    layers, anchors = anchored_layers(site, local), anchors_of(ask, site)
+    softer = softening(local, model.layout, model.x)
+    model.load(ask.x if softer is None else ask.x.to(softer) * softer)
     descent = Descent(torch.zeros_like(model.x), correction=correction_of(ask, lane.slot, site))
     velocity: Tensor | None = None
     moving = model.layout.moving(local.trained, model.x)
@@ -127,6 +130,8 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
             if loss is None:
                 continue  # Nobody in this batch has a label: a step that does not move.
             direction = model.gradient(loss)
+            if softer is not None:
+                direction *= local.temperature
             if moving is not None:
                 direction *= moving
             if local.clip_norm is not None:
@@ -136,6 +141,8 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
                 direction.add_(model.x, alpha=local.weight_decay)
             if local.proximal:
                 direction.add_(model.x - ask.x, alpha=local.proximal)
+            if layers:
+                pull_back(direction, model.x - ask.x.to(model.x), layers, anchors)
             if local.momentum:
                 velocity = (
                     direction if velocity is None else velocity.mul_(local.momentum).add_(direction)

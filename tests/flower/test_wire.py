@@ -332,7 +332,7 @@ def test_another_protocol_and_another_kind_are_refused_with_both_values() -> Non
     ask, packed = example()
     newer = bytearray(packed)
     struct.pack_into("<I", newer, 8, wire.PROTOCOL + 1)
-    with pytest.raises(WireError, match=r"of protocol 4, and this side speaks protocol 3"):
+    with pytest.raises(WireError, match=r"of protocol 5, and this side speaks protocol 4"):
         unpack_reply(bytes(newer), ask, LAYOUT)
     with pytest.raises(WireError, match=r"kind 'reply', and 'ask' was expected"):
         unpack_ask(packed, pack_x(ask.x, LAYOUT), LAYOUT)

@@ -18,6 +18,7 @@ from fmol import (
     SMGD,
     Alone,
     Client,
+    FedALS,
     FedAvg,
     Federation,
     FedLS,
@@ -358,6 +359,19 @@ def test_least_squares_on_the_device_are_the_cpus(engine: str) -> None:
     torch.testing.assert_close(gpu.losses, cpu.losses, rtol=1e-3, atol=1e-5)
     assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-3
     assert "are merged by least squares" in gpu.reports[-1].notes[0]
+
+
+def test_anchored_steps_on_the_device_are_the_cpus() -> None:
+    """Six rounds: from the second on steps are a graph, which is told other anchors each time."""
+    torch.manual_seed(2)
+    model = nn.Sequential(smooth_net(6), nn.Tanh(), nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2))
+    problem = small_images(model, [12] * 4)
+    algorithm = FedALS(local_steps=6, batch_size=4, local_lr=0.01, heads="4", temperature=2.0)
+    cpu = fit(problem, algorithm, rounds=6, device="cpu")
+    gpu = fit(problem, algorithm, rounds=6, device="cuda", engine="vectorized")
+    torch.testing.assert_close(gpu.losses, cpu.losses, rtol=1e-3, atol=1e-5)
+    notes = [note for report in gpu.reports for note in report.notes]
+    assert not [note for note in notes if "one by one" in note or "graph" in note]
 
 
 def test_a_graph_is_not_replayed_for_lanes_of_other_clients() -> None:

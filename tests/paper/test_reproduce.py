@@ -430,7 +430,7 @@ def test_methods_choose_from_as_many_steps_that_are_as_long_for_each_objective()
     plain = choices["plain"]
     for name, told in local_steps.METHODS.items():
         momentum = float(told.get("local_momentum", 0.0))
-        share = 0.5 if told["name"] in ("fedavg", "fedls") else 1.0
+        share = 0.5 if told["name"] in ("fedavg", "fedls", "fedals") else 1.0
         longer = 2.0 if momentum else 1.0  # Ten steps in one, a fifth as long each.
         own = [(share / (1 - momentum) * a, share / (1 - momentum) * b) for a, b in choices[name]]
         assert own == [pytest.approx((longer * a, longer * b)) for a, b in plain], name

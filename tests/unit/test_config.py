@@ -404,8 +404,8 @@ def test_joint_problems_are_said_with_the_others() -> None:
         ({"problem": "quadratic", "algorithm": {"name": True}}, "`algorithm` must be a name"),
         (
             {"problem": "quadratic", "algorithm": "fsmdga"},
-            "`algorithm` must be one of ['fsmgda', 'fmgda', 'fedavg', 'fedls', 'smgd', 'mgd', "
-            "'alone'], got 'fsmdga'. Did you mean `fsmgda`?",
+            "`algorithm` must be one of ['fsmgda', 'fmgda', 'fedavg', 'fedls', 'fedals', 'smgd', "
+            "'mgd', 'alone'], got 'fsmdga'. Did you mean `fsmgda`?",
         ),
         (
             {"problem": "quadratic", "algoritm": {"local_steps": 3}},

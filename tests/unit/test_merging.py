@@ -10,13 +10,8 @@ from torch import Tensor, nn
 
 from fmol import Client, FedAvg, Federation, FedLS, Objective, fit
 from fmol.algorithms import Momentum
-from fmol.algorithms.merging import (
-    MOST_INPUTS,
-    Dense,
-    InputMoments,
-    MergeFold,
-    dense_layers,
-)
+from fmol.algorithms.merging import InputMoments, MergeFold
+from fmol.dense import MOST_INPUTS, Dense, dense_layers
 from fmol.engines import SequentialEngine
 from fmol.engines.checks import check_reply
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply

@@ -2,6 +2,7 @@
 
 from fmol.algorithms.alone import Alone
 from fmol.algorithms.centralized import MGD, SMGD
+from fmol.algorithms.fedals import FedALS
 from fmol.algorithms.fedavg import FedAvg
 from fmol.algorithms.fedls import FedLS
 from fmol.algorithms.fmgda import FMGDA, FSMGDA
@@ -15,6 +16,7 @@ __all__ = [
     "SMGD",
     "Adam",
     "Alone",
+    "FedALS",
     "FedAvg",
     "FedLS",
     "InputMoments",

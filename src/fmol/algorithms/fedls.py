@@ -8,7 +8,8 @@ from typing import Annotated
 from torch import Tensor
 
 from fmol.algorithms.fedavg import FedAvg
-from fmol.algorithms.merging import MOST_INPUTS, Merging, dense_layers
+from fmol.algorithms.merging import Merging
+from fmol.dense import MOST_INPUTS, dense_layers
 from fmol.federation import Federation
 from fmol.options import Positive, Range
 from fmol.rounds import State

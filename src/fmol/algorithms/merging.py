@@ -15,101 +15,31 @@ below must agree: parameters of other layers are held where they are in such rou
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmol.aggregate import MeanFold, Means, Weighting
 from fmol.data import tree_leaves
+from fmol.dense import Dense, row_count, second_moments, site_batches
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site, Transform
 from fmol.errors import RefusedError
-from fmol.layout import FlatModel, Layout, all_finite
+from fmol.layout import Layout, all_finite
 from fmol.local import own_stream, pure_forward, step_count
 from fmol.objectives import Objective
 from fmol.precision import full_precision
 
-__all__ = ["InputMoments", "MergeFold", "Merging", "dense_layers"]
+__all__ = ["InputMoments", "MergeFold", "Merging"]
 
 MOMENTS = "moments."
 """Before a slot's name: the second moments of what went into the dense layers, in a reply."""
 ROUNDING = torch.finfo(torch.float32).eps
 """How far below zero second moments may be, beside the sum of their diagonal: they are sent in single
 precision, which takes half as much from them at most. Less than a ridge."""
-MOST_INPUTS = 2048
-"""A layer with as many or more is held: its moments would be larger than most models."""
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A dense layer's place in the vector of all parameters."""
-
-    name: str
-    outputs: int
-    inputs: int
-    weight: int
-    """Where its weights begin."""
-    bias: int | None
-
-    @property
-    def width(self) -> int:
-        """Inputs, and the one that is always 1 where there is a bias."""
-        return self.inputs + (self.bias is not None)
-
-    @property
-    def moments(self) -> int:
-        """How many different second moments there are."""
-        return self.width * (self.width + 1) // 2
-
-    def read(self, x: Tensor) -> Tensor:
-        """The layer's part of a vector `[d]`, `[outputs, width]`."""
-        weight = x[self.weight : self.weight + self.outputs * self.inputs]
-        matrix = weight.reshape(self.outputs, self.inputs)
-        if self.bias is None:
-            return matrix
-        return torch.cat([matrix, x[self.bias : self.bias + self.outputs, None]], dim=1)
-
-    def write(self, x: Tensor, matrix: Tensor) -> None:
-        """Puts the layer's part into a vector `[d]`."""
-        x[self.weight : self.weight + self.outputs * self.inputs] = matrix[
-            :, : self.inputs
-        ].reshape(-1)
-        if self.bias is not None:
-            x[self.bias : self.bias + self.outputs] = matrix[:, -1]
-
-
-def dense_layers(model: nn.Module, layout: Layout) -> tuple[Dense, ...]:
-    """The layers that can be merged: `nn.Linear` all of whose parameters are trained, and in no other.
-
-    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
-    >>> [(d.name, d.outputs, d.inputs) for d in dense_layers(model, Layout.of(model))]
-    [('2', 3, 8)]
-    """
-    starts, at = {}, 0
-    for name, size in zip(layout.names, layout.sizes, strict=True):
-        starts[name], at = at, at + size
-    uses: dict[int, int] = {}
-    modules = dict(model.named_modules())
-    for module in modules.values():
-        for parameter in module.parameters(recurse=False):
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    found = []
-    for name, module in modules.items():
-        if type(module) is not nn.Linear or module.in_features >= MOST_INPUTS:
-            continue
-        prefix = f"{name}." if name else ""
-        named = [prefix + key for key, _ in module.named_parameters()]
-        alone = all(uses[id(parameter)] == 1 for parameter in module.parameters())
-        if not alone or not all(key in starts for key in named):
-            continue
-        bias = starts[prefix + "bias"] if module.bias is not None else None
-        start = starts[prefix + "weight"]
-        found.append(Dense(name, module.out_features, module.in_features, start, bias))
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -118,24 +48,29 @@ class Merging:
 
     layers: tuple[Dense, ...]
     layout: Layout
-    floor: float
+    floor: float | None
+    """What a sample counts that is solved; None where all count alike."""
     ridge: float
+    holds: bool = True
+    """Whether the other parameters stay where they are; else they become means."""
+    descent: Mapping[str, Any] = field(default_factory=dict)
+    """What else lanes are told, as fields of a `LocalConfig`."""
 
     def local(self, local: LocalConfig) -> LocalConfig:
-        """What a lane is told: only what is merged moves."""
-        return replace(local, trained=self.trained)
+        """What a lane is told: where others are held only what is merged moves."""
+        return replace(local, trained=self.trained if self.holds else "", **self.descent)
 
     def held(self, vector: Tensor) -> Tensor:
-        """A step `[d]` that leaves the other parameters where they are."""
+        """A step `[d]` that leaves the parameters where they are that are held."""
+        if not self.holds:
+            return vector
         moving = self.layout.moving(self.trained, vector)
         return vector if moving is None else vector * moving
 
     @property
     def trained(self) -> str:
         """What moves, as a lane is told: patterns that only these layers' names match."""
-        # Commas divide patterns, and have no way to be escaped.
-        names = [glob.escape(layer.name).replace(",", "?") for layer in self.layers]
-        return ",".join(f"{name}.*" if name else "*" for name in names)
+        return ",".join(layer.pattern for layer in self.layers)
 
     @property
     def transform(self) -> Transform:
@@ -154,7 +89,7 @@ class Merging:
         """What is done otherwise than in other rounds."""
         names = ", ".join(f"`{layer.name}`" for layer in self.layers)
         size = sum(layer.outputs * layer.width for layer in self.layers)
-        held = self.layout.size - size
+        held = self.layout.size - size if self.holds else 0
         rest = f"; the other {held} parameters are held" if held else ""
         return f"the dense layers {names} are merged by least squares{rest}"
 
@@ -172,7 +107,8 @@ class InputMoments:
     layers: tuple[str, ...]
     widths: tuple[int, ...]
     """How many inputs each has, and one more where there is a bias."""
-    floor: float
+    floor: float | None
+    """What a sample counts that is solved; None where all that have a label count alike."""
 
     def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
         lanes = [lane for lane in ask.lanes if lane.slot in reply.deltas]
@@ -220,8 +156,8 @@ class InputMoments:
         """How much each sample counts for each lane, `[n]`: by its loss at `x`."""
         site.model.load(ask.x)
         parts: dict[str, list[Tensor]] = {lane.slot: [] for lane in lanes}
-        for inputs, targets in _batches(site):
-            outputs, size = site.model(inputs), _rows(inputs)
+        for inputs, targets in site_batches(site):
+            outputs, size = site.model(inputs), row_count(inputs)
             for lane in lanes:
                 total = torch.zeros(size, device=site.model.x.device)
                 for name, share in lane.mixture.items():
@@ -234,40 +170,15 @@ class InputMoments:
         values, valid = value if isinstance(value, tuple) else (value, None)
         if not isinstance(values, Tensor) or values.numel() != size:
             return torch.ones(size, device=_device(outputs))  # One number for all tells none apart.
-        counts = self.floor + 1 - torch.exp(-values.reshape(size).float().clamp(min=0))
+        counts = torch.ones(size, device=values.device)
+        if self.floor is not None:
+            counts += self.floor - torch.exp(-values.reshape(size).float().clamp(min=0))
         return counts if valid is None else torch.where(valid.reshape(size), counts, 0)
 
-    @torch.no_grad()
     def _moments(self, site: Site, x: Tensor, weights: Tensor) -> Tensor:
         """The second moments of all layers, one after the other; of each those above its diagonal, and
         on it."""
-        site.model.load(x)
-        layers = [site.model.module.get_submodule(name) for name in self.layers]
-        # In double precision: single would leave them directions that are negative beyond rounding.
-        sums = [
-            torch.zeros(width, width, dtype=torch.float64, device=x.device) for width in self.widths
-        ]
-        called: set[int] = set()
-        first = 0
-        for inputs, _ in _batches(site):
-            last = first + _rows(inputs)
-            for place, seen in _inputs_of(site.model, layers, inputs):
-                called.add(place)
-                rows = seen.reshape(-1, seen.shape[-1]).to(sums[place])
-                counts = weights[first:last].to(rows)
-                if len(seen) != len(counts):  # Whose rows these are is not known.
-                    counts = counts.mean().expand(len(rows))
-                counts = counts.repeat_interleave(len(rows) // len(counts))[:, None]
-                if rows.shape[1] < len(sums[place]):
-                    rows = torch.cat([rows, torch.ones_like(counts)], dim=1)
-                sums[place] += (counts * rows).T @ rows
-            first = last
-        for place, name in enumerate(self.layers):
-            if place not in called:
-                raise ValueError(
-                    f"the model has a layer `{name}` that its forward pass does not call, so that "
-                    "nobody knows its inputs. Call it as a module, or use FedAvg."
-                )
+        sums = second_moments(site, x, self.layers, self.widths, weights)
         packed = torch.cat([each[_triangle(len(each), each.device)] for each in sums])
         return (packed / (weights > 0).sum().clamp(min=1)).float()
 
@@ -279,39 +190,8 @@ def _end(ask: Ask, delta: Tensor, site: Site) -> Tensor:
     return ask.x.to(delta) - ask.local.lr * steps * delta
 
 
-def _batches(site: Site) -> Iterator[tuple[Any, Any]]:
-    size = site.evaluation_batch
-    for start in range(0, len(site.samples), size):
-        yield site.samples.span(start, min(start + size, len(site.samples)))
-
-
 def _device(outputs: Any) -> torch.device:
     return tree_leaves(outputs)[0].device
-
-
-def _rows(inputs: Any) -> int:
-    return len(tree_leaves(inputs)[0])
-
-
-def _inputs_of(
-    model: FlatModel, layers: Sequence[nn.Module], inputs: Any
-) -> list[tuple[int, Tensor]]:
-    """What goes into each layer in a forward pass, as often as it is called."""
-    seen: list[tuple[int, Tensor]] = []
-
-    def listen(place: int, layer: nn.Module) -> Any:
-        def hear(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-            seen.append((place, given[0] if given else named["input"]))
-
-        return layer.register_forward_pre_hook(hear, with_kwargs=True)
-
-    hooks = [listen(place, layer) for place, layer in enumerate(layers)]
-    try:
-        model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen
 
 
 @cache

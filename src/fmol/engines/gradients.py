@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from fmol.anchors import softening
 from fmol.engines.lanes import (
     Batch,
     LaneModel,
@@ -21,6 +22,7 @@ from fmol.engines.lanes import (
     outputs_of,
     pull_losses,
 )
+from fmol.engines.seam import LocalConfig
 from fmol.precision import rounding
 
 __all__ = ["DEPENDS", "LaneGradients", "count_use", "first_line"]
@@ -67,6 +69,7 @@ class LaneGradients:
         """Which of these are compiled."""
         self._constants: dict[Any, Tensor] = {}
         self._moving: dict[str, Tensor | None] = {}
+        self._softening: dict[tuple[str, float], Tensor | None] = {}
         self.masked: set[str] = set()
         """Objectives whose loss marks which samples have a label."""
         self._of_sets: set[str] = set()
@@ -216,6 +219,13 @@ class LaneGradients:
         if trained not in self._moving:
             self._moving[trained] = self._model.layout.moving(trained, like)
         return self._moving[trained]
+
+    def softening(self, local: LocalConfig, like: Tensor) -> Tensor | None:
+        """`fmol.anchors.softening`, brought to the device once."""
+        key = local.softened, local.temperature
+        if key not in self._softening:
+            self._softening[key] = softening(local, self._model.layout, like)
+        return self._softening[key]
 
     def begin_round(self) -> None:
         """Lets the first replay of each shape be checked: what a loss reads may have changed."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fmol.engines.schedule import RowStage, Stage, copy_stage
-from fmol.engines.trajectories import LaneSteps
+from fmol.engines.trajectories import Additions, LaneSteps
 
 __all__ = ["GraphMemory", "StepGraph"]
 
@@ -26,9 +26,9 @@ WARM_UP = 2
 WARM_STEPS = 4
 """Of each of these runs: later steps do what the first ones do."""
 
-Body = Callable[[Tensor, Stage | RowStage, Tensor, Tensor | None, int | None], LaneSteps]
+Body = Callable[[Tensor, Stage | RowStage, Tensor, Additions, int | None], LaneSteps]
 """From the lanes' starts `[L, d]`, the samples of every step, the step sizes `[L, 1]`, what is added to
-every step `[L, d]`, None for nothing, and how many steps are taken, None for all."""
+every step, and how many steps are taken, None for all."""
 
 
 ALIGNED = 512
@@ -118,29 +118,29 @@ class StepGraph:
         body: Body,
         start: Tensor,
         stage: Stage | RowStage,
-        correction: Tensor | None,
+        added: Additions,
         memory: GraphMemory,
     ) -> None:
         self._body = body  # What it refers to is read by the graph, and must stay.
         self._start = start.clone(memory_format=torch.contiguous_format)
         self._stage = memory.lay_out(stage)
         self._lr = start.new_zeros(len(start), 1)
-        self._correction = None if correction is None else correction.clone()
+        self._added = added.mapped(torch.clone)
         with memory.aside(start.device):
             for _ in range(WARM_UP):
-                body(self._start, self._stage, self._lr, self._correction, WARM_STEPS)
+                body(self._start, self._stage, self._lr, self._added, WARM_STEPS)
         self.calls = 0
         """How often it was replayed."""
         self._graph = torch.cuda.CUDAGraph()
         with _no_garbage(), memory.recording(self._graph, self, start.device):
-            self._steps = body(self._start, self._stage, self._lr, self._correction, None)
+            self._steps = body(self._start, self._stage, self._lr, self._added, None)
 
     def __call__(
         self,
         start: Tensor,
         stage: Stage | RowStage,
         lr: float | Tensor,
-        correction: Tensor | None = None,
+        added: Additions,
     ) -> LaneSteps:
         """The steps from here, of one size or of sizes `[L, 1]`; their tensors hold until the next
         call of this graph or of another that shares its memory."""
@@ -150,9 +150,8 @@ class StepGraph:
             self._lr.copy_(lr)
         else:
             self._lr.fill_(lr)
-        if self._correction is not None:
-            assert correction is not None
-            self._correction.copy_(correction)
+        for kept, given in zip(self._added.tensors, added.tensors, strict=True):
+            kept.copy_(given)
         self._graph.replay()
         self.calls += 1
         return self._steps

@@ -51,6 +51,8 @@ class Job:
     site: Site
     correction: Tensor | None = None
     """What is added to every step, `[d]`; None where drift is not corrected."""
+    anchors: tuple[Tensor, ...] = ()
+    """What the change of each anchored layer is multiplied by, `[width, width]`."""
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,13 @@ class LocalConfig:
     proximal: float = 0.0
     trained: str = ""
     """Shell-style patterns of the parameters that move, divided by commas; all of them where empty."""
+    anchor: float = 0.0
+    """How much it costs to change what the dense layers that move give for the client's inputs."""
+    softened: str = ""
+    """Patterns of parameters that are held, and divided by `temperature` while a lane descends."""
+    temperature: float = 1.0
+    """By what gradients are multiplied as well: with heads that are `softened` a lane then descends
+    `τ loss(outputs / τ)`."""
     training: bool = True
     """Whether the model is in training mode; false gives the gradients of the reported losses."""
 

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from fmol.anchors import pull_back
+from fmol.dense import Dense
 from fmol.engines.gradients import LaneGradients
 from fmol.engines.lanes import Batch, Pull
 from fmol.engines.seam import LocalConfig
 
-__all__ = ["EARLY", "LaneSteps"]
+__all__ = ["EARLY", "Additions", "LaneSteps"]
 
 EARLY = 4
 """The steps of a round by which a graph of it is checked: later ones do the same, and what rounding
 does to the first of them has grown beyond comparing after hundreds."""
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What is added to the gradients of lanes in every step, beside what all lanes are told alike."""
+
+    correction: Tensor | None = None
+    """`[L, d]`; None where drift is not corrected."""
+    layers: tuple[Dense, ...] = ()
+    anchors: tuple[Tensor, ...] = ()
+    """What the change of each of these layers is multiplied by, `[L, width, width]`."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*(() if self.correction is None else (self.correction,)), *self.anchors)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Additions:
+        """The same with every tensor changed."""
+        correction = None if self.correction is None else change(self.correction)
+        return replace(
+            self, correction=correction, anchors=tuple(change(each) for each in self.anchors)
+        )
 
 
 @dataclass
@@ -29,11 +53,11 @@ class LaneSteps:
     start: Tensor
     lr: Tensor | None = None
     """The step size as a tensor, where it must be one; None is that of `local`."""
-    correction: Tensor | None = None
-    """What is added to every step of each lane, `[L, d]`; None where drift is not corrected."""
+    added: Additions = field(default_factory=Additions)
 
     def __post_init__(self) -> None:
-        self.X = self.start.clone()
+        self._softer = self.gradients.softening(self.local, self.start)
+        self.X = self.start.clone() if self._softer is None else self.start * self._softer
         self.delta = torch.zeros_like(self.X)
         self.moved = torch.zeros(len(self.X), dtype=torch.int64, device=self.X.device)
         self.velocity = torch.zeros_like(self.X) if self.local.momentum else None
@@ -48,6 +72,8 @@ class LaneSteps:
         direction, moves = self.gradients(self.X, self.pulls, batch)
         if active is not None:
             moves = active if moves is None else moves & active
+        if self._softer is not None:
+            direction = direction * local.temperature
         if self.moving is not None:
             direction = direction * self.moving
         if local.clip_norm is not None:
@@ -57,13 +83,15 @@ class LaneSteps:
             direction.add_(self.X, alpha=local.weight_decay)
         if local.proximal:
             direction.add_(self.X - self.start, alpha=local.proximal)
+        if self.added.layers:
+            pull_back(direction, self.X - self.start, self.added.layers, self.added.anchors)
         if self.velocity is not None:
             moving = self.velocity * local.momentum + direction
             if moves is not None:
                 moving = torch.where(moves[:, None], moving, self.velocity)
             self.velocity = direction = moving
-        if self.correction is not None:
-            direction = direction + self.correction
+        if self.added.correction is not None:
+            direction = direction + self.added.correction
         if self.moving is not None:
             direction = direction * self.moving
         if moves is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fmol import rng
+from fmol.anchors import anchors_of
 from fmol.data import Samples, TensorSamples, as_samples, is_lazy
 from fmol.engines.gradients import LaneGradients
 from fmol.engines.memory import free_memory
@@ -193,11 +194,15 @@ class VectorizedEngine(SequentialEngine):
     ) -> list[Job]:
         """The lanes of some asks, in their order; with `local` in place of what they are told."""
         told = chunk if local is None else [replace(ask, local=local) for ask in chunk]
-        return [
-            Job(ask, lane, site, correction_of(ask, lane.slot, site))
-            for ask, site in ((ask, sites[ask.client]) for ask in told)
-            for lane in ask.lanes
-        ]
+        jobs: list[Job] = []
+        for ask in told:
+            site = sites[ask.client]
+            anchors = anchors_of(ask, site) if ask.lanes else ()
+            jobs += [
+                Job(ask, lane, site, correction_of(ask, lane.slot, site), anchors)
+                for lane in ask.lanes
+            ]
+        return jobs
 
     def _pool_for(self, sites: Mapping[str, Site]) -> Pool | None:
         """The clients' samples in one place; None where they are not tensors of one kind."""

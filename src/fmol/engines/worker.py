@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fmol import rng
+from fmol.anchors import anchored_layers
 from fmol.data import upload
 from fmol.engines.gradients import DEPENDS, LaneGradients, count_use, first_line
 from fmol.engines.graphs import GraphMemory, StepGraph
@@ -31,7 +32,7 @@ from fmol.engines.schedule import (
     walk,
 )
 from fmol.engines.seam import LocalConfig
-from fmol.engines.trajectories import EARLY, LaneSteps
+from fmol.engines.trajectories import EARLY, Additions, LaneSteps
 from fmol.layout import FlatModel
 from fmol.local import step_count
 
@@ -124,13 +125,13 @@ class LaneWorker:
             starts = first.x.to(self.device).expand(len(jobs), -1)
         else:
             starts = torch.stack([job.ask.x.to(self.device) for job in jobs])
-        correction = _corrections(jobs, starts)
+        added = _additions(jobs, starts)
         rates = _step_sizes(jobs, starts)
         name = ("model", first.round, first.phase, "lanes", first.client, first.lanes[0].slot)
         device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         stream = rng.torch_stream(self.device, self._seed, *name)
         with device, stream, self.model.mode(training=local.training):
-            delta, moved = self._take(schedule, pulls, local, rates, starts, pool, correction)
+            delta, moved = self._take(schedule, pulls, local, rates, starts, pool, added)
         if local.accumulate == "mean":
             counts = [step_count(local, len(job.site.samples)) for job in jobs]
             delta /= torch.tensor(counts, device=self.device)[:, None]
@@ -151,7 +152,7 @@ class LaneWorker:
         rates: float | Tensor,
         starts: Tensor,
         pool: Pool,
-        correction: Tensor | None,
+        added: Additions,
     ) -> tuple[Tensor, Tensor]:
         shape = (
             tuple(starts.shape),
@@ -160,7 +161,7 @@ class LaneWorker:
             None if schedule.even else tuple(schedule.widths),
             tuple((pull.objective.name, pull.lanes, pull.weights) for pull in pulls),
             replace(local, lr=0.0),
-            correction is not None,
+            added.correction is not None,
             pool.kind,
         )
         count_use(self._uses, shape)
@@ -168,7 +169,7 @@ class LaneWorker:
 
         def by_itself(source: Pool | Stage | RowStage = pool) -> LaneSteps:
             lr = rates if isinstance(rates, Tensor) else None
-            steps = LaneSteps(self.gradients, pulls, local, starts, lr, correction)
+            steps = LaneSteps(self.gradients, pulls, local, starts, lr, added)
             walk(steps, schedule, source)
             return steps
 
@@ -187,13 +188,13 @@ class LaneWorker:
             steps = by_itself()
             return steps.delta, steps.moved
         stage = stage or stage_of(schedule, pool)
-        graph = self._graph(shape, schedule, pulls, local, starts, stage, correction)
+        graph = self._graph(shape, schedule, pulls, local, starts, stage, added)
         if graph is None:
             steps = by_itself(stage)
             return steps.delta, steps.moved
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
-        replayed = graph(starts, stage, rates, correction)
+        replayed = graph(starts, stage, rates, added)
         events[1].record()
         self._took[shape] = events
         # The graph's own tensors are written to again when it is replayed.
@@ -202,7 +203,7 @@ class LaneWorker:
 
             def begin(starts: Tensor) -> Tensor:
                 lr = rates if isinstance(rates, Tensor) else None
-                steps = LaneSteps(self.gradients, pulls, local, starts, lr, correction)
+                steps = LaneSteps(self.gradients, pulls, local, starts, lr, added)
                 walk(steps, schedule, stage, EARLY)
                 return steps.early
 
@@ -307,7 +308,7 @@ class LaneWorker:
         local: LocalConfig,
         starts: Tensor,
         stage: Stage | RowStage,
-        correction: Tensor | None,
+        added: Additions,
     ) -> StepGraph | None:
         """The steps as a CUDA graph; None where they cannot be one."""
         if shape not in self._graphs:
@@ -316,15 +317,15 @@ class LaneWorker:
                 start: Tensor,
                 stage: Stage | RowStage,
                 lr: Tensor,
-                correction: Tensor | None,
+                added: Additions,
                 most: int | None,
             ) -> LaneSteps:
-                steps = LaneSteps(self.gradients, pulls, local, start, lr, correction)
+                steps = LaneSteps(self.gradients, pulls, local, start, lr, added)
                 walk(steps, schedule, stage, most)
                 return steps
 
             try:
-                self._graphs[shape] = StepGraph(body, starts, stage, correction, self._graph_memory)
+                self._graphs[shape] = StepGraph(body, starts, stage, added, self._graph_memory)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -335,12 +336,23 @@ class LaneWorker:
         return self._graphs[shape]
 
 
-def _corrections(jobs: Sequence[Job], starts: Tensor) -> Tensor | None:
-    """What is added to every step of each job, `[L, d]`; None where drift is not corrected."""
-    if all(job.correction is None for job in jobs):
-        return None
-    none = torch.zeros_like(starts[0])
-    return torch.stack([none if j.correction is None else j.correction.to(none) for j in jobs])
+def _additions(jobs: Sequence[Job], starts: Tensor) -> Additions:
+    """What is added to every step of each job."""
+    correction = None
+    if any(job.correction is not None for job in jobs):
+        none = torch.zeros_like(starts[0])
+        parts = [none if job.correction is None else job.correction.to(none) for job in jobs]
+        correction = torch.stack(parts)
+    if not jobs[0].anchors:
+        return Additions(correction)
+    local = jobs[0].ask.local
+    assert local is not None
+    anchors = zip(*(job.anchors for job in jobs), strict=True)
+    return Additions(
+        correction,
+        anchored_layers(jobs[0].site, local),
+        tuple(torch.stack([each.to(starts) for each in own]) for own in anchors),
+    )
 
 
 def _step_sizes(jobs: Sequence[Job], starts: Tensor) -> float | Tensor:

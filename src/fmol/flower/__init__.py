@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from fmol.flower.client import QUERY, answer, introduce
     from fmol.flower.engine import ClientError, FlowerEngine
     from fmol.flower.roster import MissingSitesError
-    from fmol.flower.strategy import FMGDA, FSMGDA, FedAvg, FedLS, MultiObjective, StrategyResult
+    from fmol.flower.strategy import (
+        FMGDA,
+        FSMGDA,
+        FedALS,
+        FedAvg,
+        FedLS,
+        MultiObjective,
+        StrategyResult,
+    )
     from fmol.flower.warm import keep_warm
 
 __all__ = [
@@ -25,6 +33,7 @@ __all__ = [
     "QUERY",
     "SWITCHED_OFF",
     "ClientError",
+    "FedALS",
     "FedAvg",
     "FedLS",
     "FlowerEngine",
@@ -46,6 +55,7 @@ HOMES = {
     "FMGDA": "strategy",
     "FSMGDA": "strategy",
     "FedAvg": "strategy",
+    "FedALS": "strategy",
     "FedLS": "strategy",
     "MultiObjective": "strategy",
     "StrategyResult": "strategy",

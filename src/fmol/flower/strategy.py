@@ -39,7 +39,7 @@ from fmol.runs.folder import RunFolder
 from fmol.runs.training import FLOWER_APP, train_config
 from fmol.training import Callback, fit
 
-__all__ = ["FMGDA", "FSMGDA", "FedAvg", "FedLS", "MultiObjective", "StrategyResult"]
+__all__ = ["FMGDA", "FSMGDA", "FedALS", "FedAvg", "FedLS", "MultiObjective", "StrategyResult"]
 
 logger = logging.getLogger("fmol")
 
@@ -109,7 +109,7 @@ class MultiObjective(Strategy):
     ) -> None:
         if not hasattr(self, "kind"):
             raise ValueError(
-                f"{type(self).__name__} has no algorithm. Use FSMGDA, FMGDA, FedAvg or FedLS, "
+                f"{type(self).__name__} has no algorithm. Use FSMGDA, FMGDA, FedAvg, FedLS or FedALS, "
                 "or set `kind`."
             )
         if min_sites < 1:
@@ -340,6 +340,13 @@ class FedLS(MultiObjective):
     `InputMoments`."""
 
     kind = algorithms.FedLS
+
+
+class FedALS(MultiObjective):
+    """`fmol.FedALS`, FedLS with clients that stay near the model in what it does, as a strategy of
+    Flower's; sites must allow `InputMoments`."""
+
+    kind = algorithms.FedALS
 
 
 def _divide(kind: type, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -48,7 +48,7 @@ __all__ = [
     "unpack_tensors",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Rises whenever a message of before could be misread."""
 
 MAGIC = b"fmolwire"

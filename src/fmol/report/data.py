@@ -44,7 +44,7 @@ SCALARS = {
 LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "gap", "violation", "disparity", "unfair")
 HIGHER_IS_BETTER = ("accuracy", "auc", "f1", "precision", "recall", "r2", "score")
 
-MIXING = ("FedAvg", "FedLS", "Alone")
+MIXING = ("FedAvg", "FedLS", "FedALS", "Alone")
 """Algorithms that train a mixture of objectives with weights that are given."""
 
 Payload = dict[str, Any]
