@@ -24,13 +24,25 @@ SHAPES = [
     (1, 1, 4, 3, 70, 29, (1, 17), (0, 2)),
     (1, 2, 2, 5, 5, 3, (4, 4), (5, 5)),
 ]
+TENSOR_SHAPES = [
+    # With how many KB of shared memory a block may take.
+    (48, (2, 3, 10, 16, 16, 20, (5, 5), (0, 0))),  # LeNet's.
+    (24, (1, 2, 1, 12, 36, 10, (5, 5), (0, 0))),  # Several warps sum up the same taps.
+    (24, (1, 2, 11, 8, 10, 20, (5, 5), (2, 2))),  # Pixels two at a time, runs that are not full.
+    (6, (1, 2, 4, 14, 22, 4, (4, 5), (3, 4))),  # Strips, the last of which is not full.
+    (6, (1, 2, 5, 11, 13, 9, (4, 4), (3, 2))),  # Some of the channels at a time.
+    *((48, shape) for shape in SHAPES[-2:]),
+]
+CASES = [(DIRECT, 48, shape) for shape in SHAPES]
+CASES += [(TENSOR, kilobytes, shape) for kilobytes, shape in TENSOR_SHAPES]
 
 
 @pytest.mark.skipif(GXX is None, reason="needs g++ to compile the kernels for the CPU")
-@pytest.mark.parametrize("way", [DIRECT, TENSOR], ids=["direct", "tensor"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("way", "kilobytes", "shape"), CASES, ids=[f"{way.file}-{shape}" for way, _, shape in CASES]
+)
 def test_kernels_compute_a_convolution_and_its_gradients(
-    shape: Any, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Way, kilobytes: int, shape: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(
         way: Way, name: str, sizes: tuple[tuple[str, int], ...], device: torch.device
@@ -39,6 +51,9 @@ def test_kernels_compute_a_convolution_and_its_gradients(
 
     monkeypatch.setattr(few_conv, "_kernel", build)
     monkeypatch.setattr(few_conv, "_ways", lambda x, shape: (way,))
+    monkeypatch.setattr(few_conv, "_tiles", lambda divide, shape: divide(dict(shape)))
+    monkeypatch.setattr(tensor_conv, "SHARED", 1024 * kilobytes)
+    monkeypatch.setattr(few_conv, "SPLIT_BLOCKS", 4)  # Several images are summed up by a block.
     lanes, images, channels, height, width, filters, kernel, padding = shape
     torch.manual_seed(0)
     x, w = (

@@ -29,6 +29,8 @@ FEWEST_TAPS = 16
 """With smaller kernels a number is used too seldom, and products are faster again."""
 SPLIT_BLOCKS = 600
 """How many blocks a sum over all images is divided into, at least, where there are as many images."""
+FEWEST_ON_TENSOR_CORES = 64
+"""Taps of all channels together: LeNet's first convolution, with 25, was slower on tensor cores."""
 AMPERE = 8
 """The first major version of devices whose tensor cores know TF32."""
 
@@ -86,7 +88,7 @@ def convolve(
         blocks = -(-images // tiles["IMAGES"]) * -(-shape["OH"] // tiles["YT"])
         bias = w if b is None else b.contiguous()
         threads = way.convolve_threads(shape, tiles)
-        kernel((blocks, lanes), threads, [_aligned(x), w.contiguous(), bias, out, images])
+        kernel((blocks, lanes), threads, [_aligned(x), _aligned(w), bias, out, images])
         return out
     return None
 
@@ -118,8 +120,9 @@ def _ways(x: Tensor, shape: Shape) -> tuple[Way, ...]:
     few = max(shape["C"], shape["F"]) <= MOST_CHANNELS
     if x.dtype != torch.float32 or not few or shape["KH"] * shape["KW"] < FEWEST_TAPS:
         return ()
+    deep = shape["C"] * shape["KH"] * shape["KW"] >= FEWEST_ON_TENSOR_CORES
     rounded = torch.get_float32_matmul_precision() != "highest"
-    return (TENSOR, DIRECT) if rounded and _has_tensor_cores(x.device) else (DIRECT,)
+    return (TENSOR, DIRECT) if deep and rounded and _has_tensor_cores(x.device) else (DIRECT,)
 
 
 def _has_tensor_cores(device: torch.device) -> bool:

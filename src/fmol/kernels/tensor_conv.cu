@@ -1,16 +1,18 @@
 // Convolutions of lanes with few channels, each lane with weights of its own, on tensor cores: pixels,
 // weights and slopes are rounded to TF32, and sums are in single precision.
 //
-// Windows are read where they lie in shared memory: a fragment's number is a pixel's place plus a
-// tap's, so nothing is written out. Compiled for one shape at a time: all names in capitals are numbers
-// that stand before this text (see tensor_conv.py).
-//
 // A product is of 16 × 8 by 8 × 8 numbers, shared out among a warp. Of its 32 threads, with `group` of
 // eight and `member` of four in each, one has of the left side rows group and group + 8 in columns
 // member and member + 4, of the right side column group in rows member and member + 4, and of the sum
 // columns 2 · member and the next in rows group and group + 8.
+//
+// Which pixel or tap is which row or column is free, and chosen so that a thread has runs of four pixels
+// beside each other. It reads a run with what its windows reach of the row, four numbers at a time, and
+// has the left sides for a whole line of taps, those of a channel in a row: shared memory is slower than
+// the products. Compiled for one shape at a time: all names in capitals are numbers that stand before
+// this text (see tensor_conv.py, which also says how far apart rows, planes and filters lie).
 
-constexpr int ahead = 4;  // How often a thread asks for numbers from memory before it waits.
+constexpr int ahead = 6;  // How often a thread asks for numbers from memory before it waits.
 
 #ifdef __CUDACC__
 __device__ inline float tf32(float value) {
@@ -29,138 +31,229 @@ __device__ inline void add_product(float* sum, const float* left, const float* r
 }
 #endif
 
-constexpr int TAPS = KH * KW, STRIPS = (OH + YT - 1) / YT, PIXELS = YT * OW;
-constexpr int ROWS = YT + KH - 1, STRIDE = OW + KW - 1, PLANE = ROWS * STRIDE;
+// Numbers beside each other that are moved at once.
+template <int N>
+struct alignas(4 * N) Some {
+  float v[N];
+};
+
+// Where numbers are and go; zeros where they are not there.
+struct Move {
+  int from, to;
+  bool there;
+};
+
+// Brings so many times N numbers, rounded. All that is asked for at a time is on its way before the
+// first is put down.
+template <int N, int THREADS, class Find>
+__device__ inline void bring(float* to, const float* from, int units, Find find) {
+#pragma unroll 1
+  for (int begin = threadIdx.x; begin < units; begin += ahead * THREADS) {
+    Some<N> some[ahead] = {};
+#pragma unroll
+    for (int k = 0; k < ahead; ++k) {
+      const int e = begin + k * THREADS;
+      const Move move = find(e);
+      if (e < units && move.there) some[k] = *reinterpret_cast<const Some<N>*>(from + move.from);
+    }
+#pragma unroll
+    for (int k = 0; k < ahead; ++k) {
+      const int e = begin + k * THREADS;
+#pragma unroll
+      for (int i = 0; i < N; ++i) some[k].v[i] = tf32(some[k].v[i]);
+      if (e < units) *reinterpret_cast<Some<N>*>(to + find(e).to) = some[k];
+    }
+  }
+}
+
+template <int N>
+__device__ inline void read(float* into, const float* from) {
+#pragma unroll
+  for (int q = 0; q < N / 4; ++q) {
+    const Some<4> four = reinterpret_cast<const Some<4>*>(from)[q];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) into[4 * q + i] = four.v[i];
+  }
+}
+
+// How many numbers can be moved at once in steps of so many.
+__host__ __device__ constexpr int at_once(int step) {
+  return step % 4 == 0 ? 4 : step % 2 == 0 ? 2 : 1;
+}
+
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+#ifndef CONVOLVE
+constexpr int CT = C;
+#endif
+constexpr int TAPS = KH * KW, STRIPS = (OH + YT - 1) / YT, ROWS = YT + KH - 1;
+constexpr int RUNS = (OW + 3) / 4;   // Of a row of results.
 constexpr int RIGHTS = (F + 7) / 8;  // Filters, eight at a time.
 
-// A pixel of an image, rounded; zero where it lies beside it.
-__device__ inline float pixel_at(const float* plane, int row, int column) {
-  if (row < 0 || row >= H || column < 0 || column >= W) return 0.f;
-  return tf32(plane[row * W + column]);
+// What a strip sees of an image: the columns that lie in it and, of a single strip, the rows.
+constexpr int WIDE = PW < 0 ? W + 2 * PW : W;
+constexpr int HIGH = STRIPS > 1 ? ROWS : PH < 0 ? H + 2 * PH : H;
+constexpr int PIXELS = smaller(at_once(W), at_once(PW)), UNITS = WIDE / PIXELS;
+// Zeros beside the image; with several strips, rows above and below it are brought as zeros.
+constexpr int MARGIN = (STRIPS > 1 || PH < 0 ? 0 : PH * STRIDE) + (PW < 0 ? 0 : PW);
+
+// Brings `many` of CT channels of `count` images. As steps in memory and here differ only from one row,
+// plane or image to the next, what is the same in both costs nothing to find.
+template <int THREADS>
+__device__ inline void bring_pixels(float* pixels, const float* from, int top, int count, int many) {
+  const int above = STRIPS > 1 ? top - PH : PH < 0 ? -PH : 0;
+  from += above * W + (PW < 0 ? -PW : 0);
+  bring<PIXELS, THREADS>(pixels, from, count * (CT * HIGH * UNITS), [=](int e) {
+    const int row = e / UNITS, plane = row / HIGH, y = above + row % HIGH;
+    const int at = PIXELS * e + row * (W - WIDE) + plane * ((H - HIGH) * W) +
+                   plane / CT * ((C - CT) * H * W);
+    const int to = PIXELS * e + row * (STRIDE - WIDE) + plane * (PLANE - HIGH * STRIDE) + MARGIN;
+    const bool there = C % CT == 0 || plane % CT < many;
+    return Move{at, to, there && (STRIPS == 1 || (y >= 0 && y < H))};
+  });
 }
 
 #ifdef CONVOLVE
 
 // out[l, n, f, y, x] = b[l, f] + Σ_{c, i, j} w[l, f, c, i, j] · in[l, n, c, y + i − PH, x + j − PW]
 //
-// Left are windows, a row a pixel, right are weights. A warp has LEFTS times 16 pixels and all filters.
-// A block has YT rows of IMAGES images, and takes CT channels at a time. With TURNED, weights are those
-// of the convolution whose gradient this is: w[l, c, f, KH − 1 − i, KW − 1 − j].
+// Left are windows, a row a pixel, right are weights. A product is over the same tap of eight lines. A
+// warp has EACH times eight runs and all filters. A block has YT rows of IMAGES images, and takes CT
+// channels at a time. With TURNED, weights are those of the convolution whose gradient this is:
+// w[l, c, f, KH − 1 − i, KW − 1 − j].
 
-constexpr int DEPTH = (CT * TAPS + 7) / 8 * 8, TILES = (PIXELS + 15) / 16;
-constexpr int WARPS = (IMAGES * TILES + LEFTS - 1) / LEFTS, THREADS = 32 * WARPS;
-// Eight filters of four rows beside each other are in different banks.
-constexpr int WIDE = RIGHTS == 1 ? 8 : RIGHTS <= 3 ? 24 : 40;
+constexpr int ALL = IMAGES * YT * RUNS, WARPS = (ALL + 8 * EACH - 1) / (8 * EACH), THREADS = 32 * WARPS;
+constexpr int WINDOW = 4 + (KW - 1 + 3) / 4 * 4, LINES = (CT * KH + 7) / 8 * 8;
+constexpr int CHANNEL = TAPS % 2 ? TAPS : TAPS + 1;  // Four channels of eight filters: in 32 banks.
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+struct alignas(8) Line {
+  int pixel, weight;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const float* __restrict__ in, const float* __restrict__ w,
              const float* __restrict__ b, float* __restrict__ out, int images) {
-  __shared__ float pixels[IMAGES * CT * PLANE];
-  __shared__ float weights[DEPTH * WIDE];
-  __shared__ int places[DEPTH];
+  alignas(16) __shared__ float pixels[IMAGES * CT * PLANE];
+  alignas(16) __shared__ float weights[F * LINE];
+  __shared__ Line places[LINES];
+  static_assert(sizeof(pixels) + sizeof(weights) + sizeof(places) <= 48 * 1024);
   const long long lane = blockIdx.y;
   const int first = blockIdx.x / STRIPS * IMAGES, top = blockIdx.x % STRIPS * YT;
+  const int count = smaller(IMAGES, images - first);
   const int t = threadIdx.x, warp = t / 32, group = t % 32 / 4, member = t % 4;
-  in += lane * images * C * H * W;
+  in += (lane * images + first) * C * H * W;
   w += lane * F * C * TAPS;
-  out += lane * images * F * OH * OW;
-  for (int e = t; e < DEPTH * WIDE; e += THREADS) weights[e] = 0.f;
-  // What is filled up has weights of zero, and looks at a pixel that counts anyway.
-  for (int k = t; k < DEPTH; k += THREADS) {
-    const int tap = k % TAPS;
-    places[k] = k < CT * TAPS ? k / TAPS * PLANE + tap / KW * STRIDE + tap % KW : 0;
-  }
+  out += (lane * images + first) * F * OH * OW;
+  if (MARGIN)
+    for (int e = t; e < IMAGES * CT * PLANE / 4; e += THREADS)
+      reinterpret_cast<Some<4>*>(pixels)[e] = Some<4>{};
+  // Weights of the lines that fill up the last eight.
+  for (int e = t; e < F * KW; e += THREADS) weights[e / KW * LINE + CT * CHANNEL + e % KW] = 0.f;
 
-  int at[LEFTS][2];
+  int at[EACH], filter[RIGHTS];
 #pragma unroll
-  for (int m = 0; m < LEFTS; ++m)
+  for (int u = 0; u < EACH; ++u) {
+    const int run = (warp * EACH + u) * 8 + group, row = run / RUNS;
+    at[u] = run < ALL ? row / YT * (CT * PLANE) + row % YT * STRIDE + run % RUNS * 4 : 0;
+  }
+  // Beyond the last filter it is the last again, and the sums are nobody's.
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int tile = warp * LEFTS + m, image = tile / TILES;
-      const int p = tile % TILES * 16 + 8 * half + group;
-      const bool there = image < IMAGES && p < PIXELS;
-      at[m][half] = there ? image * CT * PLANE + p / OW * STRIDE + p % OW : 0;
-    }
-  float sum[LEFTS][RIGHTS][4];
+  for (int n = 0; n < RIGHTS; ++n) filter[n] = smaller(8 * n + group, F - 1) * LINE;
+  float sum[EACH][2][RIGHTS][4];
 #pragma unroll
   for (int n = 0; n < RIGHTS; ++n)
 #pragma unroll
-    for (int column = 0; column < 2; ++column) {
+    for (int i = 0; i < 4; ++i) {
 #if BIAS
-      const int f = 8 * n + 2 * member + column;
-      const float start = f < F ? b[lane * F + f] : 0.f;
+      const float start = b[lane * F + smaller(8 * n + 2 * member + i % 2, F - 1)];
 #else
       const float start = 0.f;
 #endif
 #pragma unroll
-      for (int m = 0; m < LEFTS; ++m) sum[m][n][column] = sum[m][n][2 + column] = start;
+      for (int u = 0; u < EACH; ++u) sum[u][0][n][i] = sum[u][1][n][i] = start;
     }
 
   for (int channel = 0; channel < C; channel += CT) {
+    const int many = C % CT ? smaller(CT, C - channel) : CT, lines = (many * KH + 7) / 8 * 8;
     __syncthreads();
-#pragma unroll ahead
-    for (int e = t; e < IMAGES * CT * PLANE; e += THREADS) {
-      const int column = e % STRIDE, row = e / STRIDE % ROWS, c = e / PLANE % CT;
-      const int n = first + e / (CT * PLANE);
-      float pixel = 0.f;
-      if (channel + c < C && n < images)
-        pixel = pixel_at(in + ((long long)n * C + channel + c) * (H * W), top + row - PH, column - PW);
-      pixels[e] = pixel;
-    }
-    // As they lie in memory. Channels beyond the last have no pixels, whatever their weights.
+    // What is filled up has weights of zero, and looks at pixels that count anyway. Lines beside each
+    // other are of different channels.
+    if (channel == 0 || C % CT)
+      for (int line = t; line < lines; line += THREADS) {
+        const int i = line / many, c = line % many;
+        if (i < KH)
+          places[line] = {c * PLANE + i * STRIDE, c * CHANNEL + (TURNED ? KH - 1 - i : i) * KW};
+        else
+          places[line] = {0, CT * CHANNEL};
+      }
+    bring_pixels<THREADS>(pixels, in + channel * (H * W), top, count, many);
+    // As they lie in memory.
 #if TURNED
-    const int many = (C - channel < CT ? C - channel : CT) * F * TAPS;
+    bring<1, THREADS>(weights, w + channel * F * TAPS, many * (F * TAPS), [](int e) {
+      const int f = e / TAPS % F, c = e / (TAPS * F);
+      return Move{e, f * LINE + c * CHANNEL + e % TAPS, true};
+    });
 #else
-    const int many = F * CT * TAPS;
+    constexpr int N = CHANNEL == TAPS && C % CT == 0 ? at_once(CT * TAPS) : 1;
+    bring<N, THREADS>(weights, w + channel * TAPS, F * CT * TAPS / N, [=](int e) {
+      const int f = e / (CT * TAPS / N), c = N * e / TAPS;
+      const int to = N * e + c * (CHANNEL - TAPS) + f * (LINE - CT * CHANNEL);
+      return Move{N * e + f * ((C - CT) * TAPS), to, C % CT == 0 || c % CT < many};
+    });
 #endif
-#pragma unroll ahead
-    for (int e = t; e < many; e += THREADS) {
-#if TURNED
-      const int filter = e / TAPS % F, k = e / (TAPS * F) * TAPS + TAPS - 1 - e % TAPS;
-      const float weight = w[channel * F * TAPS + e];
-#else
-      const int k = e % (CT * TAPS), filter = e / (CT * TAPS);
-      const bool there = C % CT == 0 || channel + k / TAPS < C;
-      const float weight = there ? w[(filter * C + channel) * TAPS + k] : 0.f;
-#endif
-      weights[k * WIDE + filter] = tf32(weight);
-    }
     __syncthreads();
-#pragma unroll 2
-    for (int k = member; k < DEPTH; k += 8) {
-      const int near = places[k], far = places[k + 4];
-      float right[RIGHTS][2];
+#pragma unroll 1
+    for (int line = member; line < lines; line += 8) {
+      const Line near = places[line], far = places[line + 4];
+      float window[EACH][2][WINDOW];
 #pragma unroll
-      for (int n = 0; n < RIGHTS; ++n) {
-        right[n][0] = weights[k * WIDE + 8 * n + group];
-        right[n][1] = weights[(k + 4) * WIDE + 8 * n + group];
+      for (int u = 0; u < EACH; ++u) {
+        read<WINDOW>(window[u][0], pixels + at[u] + near.pixel);
+        read<WINDOW>(window[u][1], pixels + at[u] + far.pixel);
       }
 #pragma unroll
-      for (int m = 0; m < LEFTS; ++m) {
-        const float left[4] = {pixels[at[m][0] + near], pixels[at[m][1] + near],
-                               pixels[at[m][0] + far], pixels[at[m][1] + far]};
+      for (int j = 0; j < KW; ++j) {
+        float right[RIGHTS][2];
 #pragma unroll
-        for (int n = 0; n < RIGHTS; ++n) add_product(sum[m][n], left, right[n]);
+        for (int n = 0; n < RIGHTS; ++n) {
+          right[n][0] = weights[filter[n] + near.weight + (TURNED ? KW - 1 - j : j)];
+          right[n][1] = weights[filter[n] + far.weight + (TURNED ? KW - 1 - j : j)];
+        }
+#pragma unroll
+        for (int u = 0; u < EACH; ++u)
+#pragma unroll
+          for (int x = 0; x < 4; x += 2) {
+            const float left[4] = {window[u][0][x + j], window[u][0][x + j + 1],
+                                   window[u][1][x + j], window[u][1][x + j + 1]};
+#pragma unroll
+            for (int n = 0; n < RIGHTS; ++n) add_product(sum[u][x / 2][n], left, right[n]);
+          }
       }
     }
   }
 
 #pragma unroll
-  for (int m = 0; m < LEFTS; ++m)
+  for (int u = 0; u < EACH; ++u) {
+    const int run = (warp * EACH + u) * 8 + group, image = run / (YT * RUNS), y = top + run / RUNS % YT;
+    if (image >= count || y >= OH) continue;
+    const int x = run % RUNS * 4;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int tile = warp * LEFTS + m, n = first + tile / TILES;
-      const int p = tile % TILES * 16 + 8 * half + group;
-      if (tile >= IMAGES * TILES || n >= images || p >= PIXELS || top + p / OW >= OH) continue;
-      float* to = out + (long long)n * F * OH * OW + top * OW + p;
+    for (int n = 0; n < RIGHTS; ++n)
 #pragma unroll
-      for (int r = 0; r < RIGHTS; ++r)
+      for (int i = 0; i < 2; ++i) {
+        const int f = 8 * n + 2 * member + i;
+        if (f >= F) continue;
+        const int place = ((image * F + f) * OH + y) * OW + x;
+#if OW % 4 == 0
+        *reinterpret_cast<Some<4>*>(out + place) = Some<4>{
+            {sum[u][0][n][i], sum[u][0][n][2 + i], sum[u][1][n][i], sum[u][1][n][2 + i]}};
+#else
 #pragma unroll
-        for (int column = 0; column < 2; ++column) {
-          const int f = 8 * r + 2 * member + column;
-          if (f < F) to[f * (OH * OW)] = sum[m][r][2 * half + column];
-        }
-    }
+        for (int k = 0; k < 4; ++k)
+          if (x + k < OW) out[place + k] = sum[u][k / 2][n][k % 2 * 2 + i];
+#endif
+      }
+  }
 }
 
 #else
@@ -168,103 +261,107 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // part[l, s, f, (c, i, j)] = Σ_{n in split s} Σ_{y, x} g[l, n, f, y, x] · in[l, n, c, y + i − PH, x + j − PW]
 // part[l, s, f, C · KH · KW] = Σ g[l, n, f, y, x], the gradient of the bias
 //
-// Left are windows, a row a tap and the last one ones, right are slopes. A warp has LEFTS times 16 taps
-// and all filters, of every R-th eight pixels. A block brings YT rows of one image at a time.
+// Left are windows, a row a line and the last one ones, right are slopes. A product is over two pixels of
+// four runs, which lie below each other. A warp has KT taps of 16 lines and all filters, of every R-th
+// four runs. A block brings YT rows of one image at a time.
 
-constexpr int ALL = C * TAPS + 1, TILES = (ALL + 15) / 16, ACROSS = (TILES + LEFTS - 1) / LEFTS;
-constexpr int WARPS = ACROSS * R, THREADS = 32 * WARPS, DEPTH = (PIXELS + 7) / 8 * 8;
-constexpr int LINE = DEPTH + 4;  // Four pixels of eight filters are in different banks.
-constexpr int ONES = C * PLANE, STAGED = ONES + YT * STRIDE + 8 * RIGHTS * LINE;
-constexpr int SUMS = R * F * ALL;
+constexpr int ALL = C * TAPS + 1, ACROSS = (C * KH + 1 + 15) / 16, PARTS = (KW + KT - 1) / KT;
+constexpr int WARPS = ACROSS * PARTS * R, THREADS = 32 * WARPS;
+constexpr int WINDOW = 4 + (KT - 1 + 3) / 4 * 4, STEPS = (YT + 3) / 4 * RUNS;
+constexpr int SLOPES = at_once(OW), SLOPE_ROW = RUNS % 2 ? 4 * RUNS : 4 * RUNS + 4;
+constexpr int ONES = C * PLANE, STAGED = ONES + (YT + 3) / 4 * 4 * STRIDE, ROOM = STAGED + F * LINE;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     correlate(const float* __restrict__ in, const float* __restrict__ g,
               float* __restrict__ part, int images, int per_split, int splits) {
-  __shared__ float room[STAGED > SUMS ? STAGED : SUMS];
-  __shared__ int places[DEPTH];
-  float* slopes = room + ONES + YT * STRIDE;
+  alignas(16) __shared__ float room[ROOM > F * ALL ? ROOM : F * ALL];
+  static_assert(sizeof(room) <= 48 * 1024);
+  float* slopes = room + STAGED;
   const long long lane = blockIdx.y;
   const int split = blockIdx.x, t = threadIdx.x, warp = t / 32, group = t % 32 / 4, member = t % 4;
-  const int across = warp % ACROSS, r = warp / ACROSS;
-  const int begin = split * per_split;
-  const int end = begin + per_split < images ? begin + per_split : images;
+  const int first = warp % ACROSS * 16 + group, tap = warp / ACROSS % PARTS * KT;
+  const int r = warp / (ACROSS * PARTS);
+  const int begin = split * per_split, end = smaller(begin + per_split, images);
   in += lane * images * C * H * W;
   g += lane * images * F * OH * OW;
-  for (int e = t; e < YT * STRIDE; e += THREADS) room[ONES + e] = 1.f;
-  for (int p = t; p < DEPTH; p += THREADS) places[p] = p < PIXELS ? p / OW * STRIDE + p % OW : 0;
+  // Zeros beside the image, and for pixels that fill up runs and rows.
+  for (int e = t; e < ROOM; e += THREADS) room[e] = e >= ONES && e < STAGED ? 1.f : 0.f;
 
-  int at[LEFTS][2];
-  float sum[LEFTS][RIGHTS][4];
+  int at[2], filter[RIGHTS];
 #pragma unroll
-  for (int m = 0; m < LEFTS; ++m) {
+  for (int half = 0; half < 2; ++half) {
+    const int line = first + 8 * half;
+    at[half] = line < C * KH    ? line / KH * PLANE + line % KH * STRIDE + tap
+               : line == C * KH ? ONES
+                                : 0;
+  }
+  // Beyond the last filter it is the last again, and the sums are nobody's.
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int tap = (across * LEFTS + m) * 16 + 8 * half + group;
-      at[m][half] = tap < ALL - 1 ? tap / TAPS * PLANE + tap % TAPS / KW * STRIDE + tap % KW
-                    : tap < ALL   ? ONES
-                                  : 0;
-    }
+  for (int n = 0; n < RIGHTS; ++n) filter[n] = smaller(8 * n + group, F - 1) * LINE;
+  float sum[KT][RIGHTS][4];
+#pragma unroll
+  for (int j = 0; j < KT; ++j)
 #pragma unroll
     for (int n = 0; n < RIGHTS; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[m][n][i] = 0.f;
-  }
+      for (int i = 0; i < 4; ++i) sum[j][n][i] = 0.f;
 
   for (int n = begin; n < end; ++n) {
     for (int strip = 0; strip < STRIPS; ++strip) {
       const int top = strip * YT;
       __syncthreads();
-#pragma unroll ahead
-      for (int e = t; e < C * PLANE; e += THREADS)
-        room[e] = pixel_at(in + ((long long)n * C + e / PLANE) * (H * W),
-                           top + e / STRIDE % ROWS - PH, e % STRIDE - PW);
-#pragma unroll ahead
-      for (int e = t; e < 8 * RIGHTS * DEPTH; e += THREADS) {
-        const int p = e % DEPTH, f = e / DEPTH;
-        float slope = 0.f;
-        if (f < F && p < PIXELS && top + p / OW < OH)
-          slope = tf32(g[((long long)n * F + f) * (OH * OW) + top * OW + p]);
-        slopes[f * LINE + p] = slope;
-      }
+      bring_pixels<THREADS>(room, in + (long long)n * C * H * W, top, 1, C);
+      const float* from = g + (long long)n * F * OH * OW + top * OW;
+      bring<SLOPES, THREADS>(slopes, from, F * YT * OW / SLOPES, [=](int e) {
+        const int row = e / (OW / SLOPES), f = row / YT;
+        const int to = SLOPES * e + row * (SLOPE_ROW - OW) + f * (LINE - YT * SLOPE_ROW);
+        const bool there = OH % YT == 0 || top + row % YT < OH;
+        return Move{SLOPES * e + f * ((OH - YT) * OW), to, there};
+      });
       __syncthreads();
-#pragma unroll 2
-      for (int k = 8 * r + member; k < DEPTH; k += 8 * R) {
-        const int near = places[k], far = places[k + 4];
-        float right[RIGHTS][2];
+#pragma unroll 1
+      for (int step = r; step < STEPS; step += R) {
+        const int y = step / RUNS * 4 + member, x = step % RUNS * 4;
+        float window[2][WINDOW], right[RIGHTS][4];
 #pragma unroll
-        for (int f = 0; f < RIGHTS; ++f) {
-          right[f][0] = slopes[(8 * f + group) * LINE + k];
-          right[f][1] = slopes[(8 * f + group) * LINE + k + 4];
-        }
+        for (int half = 0; half < 2; ++half)
+          read<WINDOW>(window[half], room + at[half] + y * STRIDE + x);
 #pragma unroll
-        for (int m = 0; m < LEFTS; ++m) {
-          const float left[4] = {room[at[m][0] + near], room[at[m][1] + near],
-                                 room[at[m][0] + far], room[at[m][1] + far]};
+        for (int f = 0; f < RIGHTS; ++f) read<4>(right[f], slopes + filter[f] + y * SLOPE_ROW + x);
 #pragma unroll
-          for (int f = 0; f < RIGHTS; ++f) add_product(sum[m][f], left, right[f]);
-        }
+        for (int k = 0; k < 4; k += 2)
+#pragma unroll
+          for (int j = 0; j < KT; ++j) {
+            const float left[4] = {window[0][k + j], window[1][k + j],
+                                   window[0][k + j + 1], window[1][k + j + 1]};
+#pragma unroll
+            for (int f = 0; f < RIGHTS; ++f) add_product(sum[j][f], left, right[f] + k);
+          }
       }
     }
   }
 
-  // All warps' sums side by side, and then those over the pixels.
-  __syncthreads();
+  // One after the other, those that have the same taps of other pixels.
+#pragma unroll 1
+  for (int turn = 0; turn < R; ++turn) {
+    __syncthreads();
+    if (turn != r) continue;
 #pragma unroll
-  for (int m = 0; m < LEFTS; ++m)
+    for (int j = 0; j < KT; ++j)
 #pragma unroll
-    for (int n = 0; n < RIGHTS; ++n)
+      for (int n = 0; n < RIGHTS; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int tap = (across * LEFTS + m) * 16 + i / 2 * 8 + group, f = 8 * n + 2 * member + i % 2;
-        if (tap < ALL && f < F) room[(r * F + f) * ALL + tap] = sum[m][n][i];
-      }
+        for (int i = 0; i < 4; ++i) {
+          const int line = first + i / 2 * 8, f = 8 * n + 2 * member + i % 2;
+          const bool there = line < C * KH ? tap + j < KW : line == C * KH && tap + j == 0;
+          if (!there || f >= F) continue;
+          float* to = room + f * ALL + line * KW + tap + j;
+          *to = turn ? *to + sum[j][n][i] : sum[j][n][i];
+        }
+  }
   __syncthreads();
   part += (lane * splits + split) * F * ALL;
-  for (int e = t; e < F * ALL; e += THREADS) {
-    float total = 0.f;
-    for (int k = 0; k < R; ++k) total += room[k * F * ALL + e];
-    part[e] = total;
-  }
+  for (int e = t; e < F * ALL; e += THREADS) part[e] = room[e];
 }
 
 #endif
