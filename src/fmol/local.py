@@ -115,8 +115,10 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     local, model = ask.local, site.model
     assert local is not None
     layers, anchors = anchored_layers(site, local), anchors_of(ask, site)
+    model.load(ask.x)
     softer = softening(local, model.layout, model.x)
-    model.load(ask.x if softer is None else ask.x.to(softer) * softer)
+    if softer is not None:
+        model.load(softer * model.x)
     descent = Descent(torch.zeros_like(model.x), correction=correction_of(ask, lane.slot, site))
     velocity: Tensor | None = None
     moving = model.layout.moving(local.trained, model.x)
