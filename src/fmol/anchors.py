@@ -44,10 +44,10 @@ def anchors_of(ask: Ask, site: Site) -> tuple[Tensor, ...]:
     names, widths = zip(*((each.name, each.width) for each in layers), strict=True)
     with site.model.mode(training=False), full_precision():
         moments = second_moments(site, ask.x, names, widths)
-    strength = 2 * ask.local.anchor / len(site.samples)
+    strength = 2 * ask.local.anchor
     return tuple(
-        (strength / layer.outputs * each).to(site.model.x)
-        for layer, each in zip(layers, moments, strict=True)
+        (strength / (layer.outputs * count) * each).to(site.model.x)
+        for layer, (each, count) in zip(layers, moments, strict=True)
     )
 
 

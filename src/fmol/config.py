@@ -595,7 +595,7 @@ def _unknown_flag(name: str, text: str, known: Sequence[str], owners: str) -> st
 
 def _recommend(given: Mapping[str, dict[str, Any]], source: Source) -> None:
     """Fills in what the problem recommends where nothing was said."""
-    recommended = recommended_options(source.problem_kind)
+    recommended = recommended_options(source.problem_kind, source.algorithm_kind)
     if {"local_steps", "local_epochs"} & set(given["algorithm"]):
         recommended = {
             k: v for k, v in recommended.items() if k not in ("local_steps", "local_epochs")
@@ -606,10 +606,14 @@ def _recommend(given: Mapping[str, dict[str, Any]], source: Source) -> None:
                 given[table][name] = recommended[name]
 
 
-def recommended_options(problem: type) -> dict[str, Any]:
-    """Options of run and algorithm that suit a problem, where nothing else is said."""
+def recommended_options(problem: type, algorithm: type = object) -> dict[str, Any]:
+    """Options of run and algorithm that suit a problem, where nothing else is said, but for those that
+    the algorithm keeps to itself."""
     own: Mapping[str, Any] = getattr(problem, "recommended", {})
-    return {**own} if {"local_steps", "local_epochs"} & set(own) else {"local_steps": 10, **own}
+    if not {"local_steps", "local_epochs"} & set(own):
+        own = {"local_steps": 10, **own}
+    kept = getattr(algorithm, "own_options", ())
+    return {name: value for name, value in own.items() if name not in kept}
 
 
 def _settable(option: Option) -> bool:

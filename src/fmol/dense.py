@@ -112,8 +112,9 @@ def second_moments(
     names: Sequence[str],
     widths: Sequence[int],
     weights: Tensor | None = None,
-) -> list[Tensor]:
-    """`Σ_n w_n a_n a_nᵀ` `[width, width]` over a client's samples, for each layer of these names.
+) -> list[tuple[Tensor, int]]:
+    """`Σ_n w_n a_n a_nᵀ` `[width, width]` over a client's samples, for each layer of these names; and
+    over how many inputs, which are more than the samples where a layer is called on sequences.
 
     `a` is what goes into the layer where the model is at `x` `[d]`, with a 1 behind it where there is a
     bias; `weights` `[n]` are all 1 where they are left out. In double precision: single would leave
@@ -124,13 +125,13 @@ def second_moments(
     sums = [torch.zeros(width, width, dtype=torch.float64, device=x.device) for width in widths]
     if weights is None:
         weights = torch.ones(len(site.samples), device=x.device)
-    called: set[int] = set()
+    counted = [0] * len(sums)
     first = 0
     for inputs, _ in site_batches(site):
         last = first + row_count(inputs)
         for place, seen in _inputs_of(site.model, layers, inputs):
-            called.add(place)
             rows = seen.reshape(-1, seen.shape[-1]).to(sums[place])
+            counted[place] += len(rows)
             counts = weights[first:last].to(rows)
             if len(seen) != len(counts):  # Whose rows these are is not known.
                 counts = counts.mean().expand(len(rows))
@@ -139,13 +140,13 @@ def second_moments(
                 rows = torch.cat([rows, torch.ones_like(counts)], dim=1)
             sums[place] += (counts * rows).T @ rows
         first = last
-    for place, name in enumerate(names):
-        if place not in called:
+    for name, count in zip(names, counted, strict=True):
+        if not count:
             raise ValueError(
                 f"the model has a layer `{name}` that its forward pass does not call, so that "
                 "nobody knows its inputs. Call it as a module, or use FedAvg."
             )
-    return sums
+    return list(zip(sums, counted, strict=True))
 
 
 def site_batches(site: Site) -> Iterator[tuple[Any, Any]]:

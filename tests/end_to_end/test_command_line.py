@@ -212,6 +212,7 @@ def test_no_rounds_at_all_is_a_run_too() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_runs_from_the_command_line(algorithm: str) -> None:
     flags = ["--clients", "2", "--samples", "16", "--rounds", "1", "--algorithm", algorithm]
+    flags += ["--heads", "left,right"] if algorithm == "fedals" else []
     run_into("new", "multidigits", *flags)  # It has the dense layers that FedLS is for.
     assert config_of("new")["algorithm"]["name"] == algorithm
 
@@ -220,6 +221,13 @@ def test_an_algorithm_that_the_model_is_not_for_says_so() -> None:
     result = run_into("new", "quadratic", "--rounds", "1", "--algorithm", "fedls", code=1)
     assert "no trainable `nn.Linear`" in result.stderr
     assert "Use FedAvg" in result.stderr
+
+
+def test_heads_that_are_misspelt_are_said_with_what_was_meant() -> None:
+    flags = ["--clients", "2", "--samples", "16", "--rounds", "1", "--algorithm", "fedals"]
+    result = run_into("new", "multidigits", *flags, "--heads", "left,rigth", code=1)
+    assert "`heads` has `rigth`" in result.stderr
+    assert "Did you mean `right`?" in result.stderr
 
 
 def test_a_folder_that_is_not_empty_is_refused_and_loses_nothing(runs: Path) -> None:
@@ -1322,7 +1330,7 @@ def completions(line: str) -> list[str]:
         ("fmol run quadratic --part", ["--participation"]),
         ("fmol run quadratic --server-lr cos", ["cosine"]),
         ("fmol run quadratic --participation ", ["everyone", "fraction", "number", "stratified"]),
-        ("fmol run quadratic --algorithm fed", ["fedavg", "fedls"]),
+        ("fmol run quadratic --algorithm fed", ["fedavg", "fedls", "fedals"]),
         ("fmol run quadratic --norm", ["--normalize"]),
         ("fmol run quadratic --algorithm fedavg --norm", []),
         ("fmol sweep quadratic --ang", ["--angle"]),

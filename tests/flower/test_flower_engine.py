@@ -111,7 +111,7 @@ ALGORITHMS: list[Algorithm] = [
     SMGD(batch_size=4),
     FedAvg({"a": 0.5, "b": 0.0, "c": 2.0}, local_steps=3, batch_size=4),
     FedLS(local_steps=3, batch_size=4),
-    FedALS(local_steps=3, batch_size=4, heads="heads.*", local_lr=0.01),
+    FedALS(local_steps=3, batch_size=4, heads="heads.*", local_lr=0.01, temperature=2.0),
     Alone(local_steps=2, batch_size=4),
 ]
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fmol import Client, FedALS, Federation, Objective, fit
 from fmol.anchors import anchored_layers, anchors_of, pull_back
+from fmol.config import read_config
 from fmol.engines import SequentialEngine, make_engine
 from fmol.engines.seam import Ask, Lane, LocalConfig, Site
 from fmol.engines.vectorized import VectorizedEngine
@@ -146,8 +147,47 @@ def test_engines_agree(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("heads", "said"),
-    [("", "none of the model's dense layers, `0.2`, `1`. Name"), ("*", "all of .* or use FedLS")],
+    [
+        ("", "none of the model's dense layers, `0.2`, `1`. Name"),
+        ("*", "all of .* or use FedLS"),
+        ("1, 0.3", "`heads` has `0.3`, which is none of .* Did you mean `0.2`"),
+        ("1,outputs", "`heads` has `outputs`, .* Name one of them"),
+    ],
 )
-def test_heads_that_are_none_or_all_of_the_dense_layers_are_refused(heads: str, said: str) -> None:
+def test_heads_that_are_unknown_or_none_or_all_of_the_layers_are_refused(
+    heads: str, said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         fit(problem(), anchored(heads=heads), rounds=1)
+
+
+def test_an_anchor_is_a_mean_over_all_rows_that_a_layer_is_called_on() -> None:
+    """Ten times the same inputs for every sample are no stronger an anchor."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(6, 4, generator=generator)
+    y = torch.randint(3, (6,), generator=generator)
+
+    class OverRows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.hidden, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            rows = torch.tanh(self.hidden(inputs))
+            out: Tensor = self.head(rows if rows.dim() == 2 else rows.mean(1))
+            return out
+
+    found = []
+    for data in (x, x[:, None].expand(-1, 10, -1).contiguous()):
+        client = Client("c0", (data, y), ("class",))
+        site, at = site_of(Federation(OverRows(), [Objective("class", entropy)], [client]))
+        found.append(anchors_of(ask_of(at, trained="hidden.*", anchor=0.7), site)[0])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_its_steps_are_its_own_whatever_a_problem_recommends() -> None:
+    told = {"problem": "multidigits", "algorithm": {"name": "fedals", "heads": "left,right"}}
+    algorithm = read_config(told).algorithm_options
+    assert isinstance(algorithm, FedALS)
+    assert (algorithm.local_lr, algorithm.server_lr, algorithm.local_momentum) == (0.02, None, 0.9)

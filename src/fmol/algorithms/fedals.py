@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fmol.algorithms.fedls import FedLS
 from fmol.algorithms.merging import Merging
 from fmol.dense import Dense, dense_layers
 from fmol.engines.seam import LocalConfig
 from fmol.federation import Federation
-from fmol.options import NotNegative, Positive, Range
+from fmol.options import NotNegative, Positive, Range, nearest
 from fmol.schedules import Schedule
 
 __all__ = ["FedALS"]
@@ -18,7 +18,7 @@ __all__ = ["FedALS"]
 
 @dataclass(frozen=True)
 class FedALS(FedLS):
-    """FedLS, anchored: after the first round only hidden dense layers move, and each client pays for
+    """FedLS, anchored: after the first rounds only hidden dense layers move, and each client pays for
     changing what they give for its own inputs.
 
     What a client changes beyond need is what merging has to undo. `heads`, the layers that give the
@@ -34,17 +34,22 @@ class FedALS(FedLS):
     anchor: NotNegative = 0.1
     """What it costs, beside the loss, to change what a hidden layer gives by 1 in the mean square."""
     temperature: Annotated[float, Range(least=1)] = 1.0
-    """τ: after the first round clients descend `τ loss(outputs / τ)`, which asks for larger margins.
+    """τ: after the first rounds clients descend `τ loss(outputs / τ)`, which asks for larger margins.
     For cross-entropies and their like, about 4; for other losses leave it at 1."""
     pace: Positive = 5.0
-    """How many times as long steps are after the first round, at the clients and at the server."""
+    """How many times as long steps are after the first rounds, at the clients and at the server."""
+    mean_rounds: Annotated[int, Range(least=0)] = 1
+    """The first rounds, in which everything is trained: dense layers are merged with all samples alike,
+    and the rest becomes a mean."""
     first_ridge: Annotated[float, Range(least=1e-4)] = 0.1
-    """`ridge` in the first rounds, in which everything is trained, dense layers are merged and the rest
-    becomes a mean."""
+    """`ridge` in the first rounds."""
     solved_weight: Positive = 0.03
     ridge: Annotated[float, Range(least=1e-4)] = 1e-4
     local_lr: Schedule = 0.02
     local_momentum: Annotated[float, Range(least=0, below=1)] = 0.9
+
+    own_options: ClassVar[tuple[str, ...]] = ("local_lr", "server_lr", "local_momentum")
+    """What a problem recommends is not for it: its steps go with its momentum and its pace."""
 
     def merging(self, federation: Federation, round: int) -> Merging:
         layout = federation.layout
@@ -76,9 +81,17 @@ class FedALS(FedLS):
     def _check(self, federation: Federation) -> None:
         super()._check(federation)
         hidden, heads = self._divide(federation)
+        known = [layer.name for layer in (*hidden, *heads)]
+        names = ", ".join(f"`{name}`" for name in known)
+        for pattern in (each.strip() for each in self.heads.split(",")):
+            if pattern and not any(layer.matches(pattern) for layer in heads):
+                meant = nearest(pattern, known)
+                raise ValueError(
+                    f"`heads` has `{pattern}`, which is none of the dense layers that can be merged, "
+                    f"{names}. " + (f"Did you mean `{meant}`?" if meant else "Name one of them.")
+                )
         if hidden and heads:
             return
-        names = ", ".join(f"`{layer.name}`" for layer in (*hidden, *heads))
         raise ValueError(
             f"`heads` is {self.heads!r}, and so {'all' if heads else 'none'} of the model's dense "
             f"layers, {names}. Name those that give the outputs"

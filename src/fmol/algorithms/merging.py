@@ -179,7 +179,7 @@ class InputMoments:
         """The second moments of all layers, one after the other; of each those above its diagonal, and
         on it."""
         sums = second_moments(site, x, self.layers, self.widths, weights)
-        packed = torch.cat([each[_triangle(len(each), each.device)] for each in sums])
+        packed = torch.cat([each[_triangle(len(each), each.device)] for each, _ in sums])
         return (packed / (weights > 0).sum().clamp(min=1)).float()
 
 

@@ -71,8 +71,9 @@ def known_trouble(algorithm: Any) -> list[str]:
     merges = hasattr(algorithm, "ridge")
     if merges and not isinstance(step, Adam) and times >= TWICE:
         found.append(
-            f"FedLS with a `server_lr` of {times:.3g} times `local_lr` is known to "
-            "diverge: what least squares give is where to go, and not a direction. Take one for both."
+            f"{type(algorithm).__name__} with a `server_lr` of {times:.3g} times `local_lr` is known "
+            "to diverge: what least squares give is where to go, and not a direction. Take one for "
+            "both."
         )
     if isinstance(step, Adam) and _server_lr(algorithm) >= MOST_ADAM_LR:
         found.append(

@@ -274,7 +274,7 @@ def _options(source: Source) -> Iterator[click.Option]:
     }
     for group, options in source.flags().items():
         texts = explain_options(kinds[group])
-        recommended = recommended_options(source.problem_kind)
+        recommended = recommended_options(source.problem_kind, source.algorithm_kind)
         for name, option in options.items():
             flag = "--" + name.replace("_", "-")
             default = option.default

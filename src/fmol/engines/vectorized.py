@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fmol import rng
-from fmol.anchors import anchors_of
+from fmol.anchors import anchored_layers, anchors_of
 from fmol.data import Samples, TensorSamples, as_samples, is_lazy
 from fmol.engines.gradients import LaneGradients
 from fmol.engines.memory import free_memory
@@ -289,9 +289,12 @@ class VectorizedEngine(SequentialEngine):
             return MOST_LANES
         site = self._site(first.client)
         width = min(first.local.batch_size or len(site.samples), len(site.samples))
-        key = (width,)
+        key = (width, bool(first.local.anchor))
         if key not in self._limits:
             each = lane_bytes(first, site, self._gradients, width)
+            # A lane's own anchors, those of all lanes side by side, and what a graph has of them.
+            layers = anchored_layers(site, first.local)
+            each += 3 * sum(layer.width**2 for layer in layers) * site.model.x.element_size()
             fit = 0
             for worker in self._workers:
                 worker.lane_bytes = each

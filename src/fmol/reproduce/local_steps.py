@@ -91,7 +91,8 @@ DRAWN = (
 )  # fmt: skip
 """What is drawn against K: all methods would be too many."""
 PRESETS = ("FedLS", "FedALS")
-"""What is claimed to need fewer rounds than these: named beforehand, not the best of all."""
+"""What is claimed to need fewer rounds than these: FedLS by name beforehand, and FedALS, which was made
+for it later, on the tuning seed; not the best of all."""
 
 
 def _partitions(size: Size) -> tuple[str, ...]:
