@@ -362,6 +362,18 @@ def test_radar_charts_are_drawn_for_few_and_many_objectives(
     assert all(f"Attribute {i}" in drawn for i in range(objectives))
 
 
+@pytest.mark.parametrize("methods", [1, 6])
+def test_panels_in_which_nobody_got_there_are_drawn_without_names(
+    methods: int, tmp_path: Path
+) -> None:
+    lines = [Line(f"method {i}", [20], [[math.inf], [9]]) for i in range(methods)]
+    panels = [Panel(title, "K", "rounds", lines) for title in ("one", "two")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # As where a legend has nothing to name.
+        files = write_charts(tmp_path, Outcome(panels=panels))
+    assert "method 0" not in files[1].read_text()
+
+
 def test_the_names_of_many_lines_stand_once_below_all_panels(tmp_path: Path) -> None:
     """And what never got there leaves a gap."""
     lines = [Line(f"method {i}", [1, 5, 20], [[9, 5 + i, math.inf], [8, 4, 3]]) for i in range(6)]

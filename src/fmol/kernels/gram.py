@@ -21,7 +21,9 @@ MOST_ROWS = 64
 LONGEST = 512
 """How many products are added up in single precision."""
 THREADS = 288
+"""Of a block, at most."""
 MOST_SIDE = 5
+"""Rows of a group, at most: the sums of two groups are kept in a thread's registers."""
 SHARED = 24 * 1024
 """Bytes of the vectors that a block has at a time."""
 BLOCKS = 528

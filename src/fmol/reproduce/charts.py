@@ -49,12 +49,13 @@ def _draw_panels(panels: Sequence[Panel]) -> Any:
     drawn: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=False):
         looks = labels if apart else [line.label for line in panel.lines]
-        drawn |= _draw_panel(axes, panel, looks)
-        if not apart:
+        lines = _draw_panel(axes, panel, looks)
+        drawn |= lines
+        if lines and not apart:
             axes.legend()
     for unused in grid[len(panels) :]:
         unused.remove()
-    if apart:
+    if drawn and apart:
         figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns)
     return figure
 
