@@ -61,6 +61,17 @@ static void add_product(float* sum, const float* left, const float* right) {
                 rights[warp][column * 4 + k % 4][k / 4];
   }
 }
+static double all_tops[2][32][32][3];
+static void add_product(double* sum, double top, double bottom, double right) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  turn = 1 - turn;
+  auto& mine = all_tops[turn][warp];
+  mine[lane][0] = top, mine[lane][1] = bottom, mine[lane][2] = right;
+  warp_barriers[warp]->arrive_and_wait();
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 4; ++k)
+      sum[i] += mine[lane / 4 * 4 + k][i / 2] * mine[(2 * (lane % 4) + i % 2) * 4 + k][2];
+}
 """
 LAUNCH = """
 extern "C" void launch(int wide, int high, int threads, ARGUMENTS) {

@@ -263,9 +263,9 @@ def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
     """`G = ΔΔᵀ` `[S, S]` in float64, on the CPU, from `deltas` `[S, d]` in any floating dtype.
 
     Products of short chunks are taken in the deltas' own precision and summed in float64: as fast
-    as one float32 product and about a thousand times more accurate. Where a row is so small or so
-    large that its squares might leave the range of float32, it is done again with rows brought to
-    the same magnitude.
+    as one float32 product and about a thousand times more accurate. (On GPUs that are quick at it, all
+    of it is in float64.) Where a row is so small or so large that its squares might leave the range of
+    float32, it is done again with rows brought to the same magnitude.
     """
     if deltas.element_size() < 4:
         deltas = deltas.float()

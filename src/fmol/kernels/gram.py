@@ -1,8 +1,7 @@
-"""The Gramian of a few long vectors on a GPU: one pass over them, summed in double precision."""
+"""The Gramian of a few long vectors on a GPU: one pass over them, in double precision."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 from functools import cache
 from importlib.resources import files
@@ -12,21 +11,19 @@ from torch import Tensor
 
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 
-__all__ = ["MOST_ROWS", "gram", "gram_tiles", "kernel_text"]
+__all__ = ["MOST_ROWS", "gram", "kernel_text"]
 
 logger = logging.getLogger("fmol")
 
 MOST_ROWS = 64
-"""With more, products of matrices are as good."""
-LONGEST = 512
-"""How many products are added up in single precision."""
-THREADS = 288
-"""Of a block, at most."""
-MOST_SIDE = 5
-"""Rows of a group, at most: the sums of two groups are kept in a thread's registers."""
-SHARED = 24 * 1024
-"""Bytes of the vectors that a block has at a time."""
-BLOCKS = 528
+"""With more, the sums do not fit into a thread's registers."""
+WARPS = 8
+"""Of a block."""
+BLOCKS = 1056
+"""Of a device, at most: each multiprocessor has several to go through."""
+QUICK = {(8, 0), (9, 0), (10, 0)}
+"""Devices whose tensor cores are quick in double precision: of Ampere, Hopper and Blackwell those for
+data centres."""
 
 
 def gram(rows: Tensor) -> Tensor | None:
@@ -38,62 +35,60 @@ def gram(rows: Tensor) -> Tensor | None:
     if rows.dtype != torch.float32 or not 1 <= s <= MOST_ROWS or d >= 2**31:
         return None
     rows = rows.contiguous()
-    aligned = d % 4 == 0 and rows.data_ptr() % 16 == 0
-    side, slices, turns = gram_tiles(s)
-    kernel = _kernel(s, aligned, rows.device)
+    kernel = _kernel(s, d % 4 == 0 and rows.data_ptr() % 16 == 0, rows.device)
     if kernel is None:
         return None
-    stages = -(-d // (4 * slices * turns))
-    each = -(-stages // min(stages, BLOCKS))
-    blocks = -(-stages // each)
-    groups = -(-s // side)
-    pairs = groups * (groups + 1) // 2
-    parts = torch.empty(blocks, pairs, side, side, dtype=torch.float64, device=rows.device)
-    kernel((blocks, 1), pairs * slices, [rows, parts, d, each])
-    return parts.sum(0).cpu().reshape(-1)[_places(s)]
+    parts = -(-d // (16 * WARPS * _runs(s)))
+    turns = -(-parts // min(parts, BLOCKS))
+    blocks = -(-parts // turns)
+    sums = torch.empty(blocks * WARPS, _tiles(s), 16, 8, dtype=torch.float64, device=rows.device)
+    kernel((blocks, 1), 32 * WARPS, [rows, sums, d, turns])
+    return sums.sum(0).cpu().reshape(-1)[_places(s)]
+
+
+def _runs(s: int) -> int:
+    """How many times sixteen columns a warp asks for at a time: more of them where rows are few."""
+    return max(1, 4 // -(-s // 8))
+
+
+def _tiles(s: int) -> int:
+    """
+    >>> _tiles(8), _tiles(9), _tiles(40)
+    (1, 2, 9)
+    """
+    groups = -(-s // 8)
+    return sum(groups - 2 * a for a in range(-(-groups // 2)))
 
 
 @cache
 def _places(s: int) -> Tensor:
     """Where each product of two of `s` rows stands in what the kernel writes, `[S, S]`."""
-    side, _, _ = gram_tiles(s)
-    groups = -(-s // side)
-    pairs = itertools.combinations_with_replacement(range(groups), 2)
-    places = torch.empty(groups, side, groups, side, dtype=torch.int64)
-    for number, (a, c) in enumerate(pairs):
-        block = torch.arange(number * side**2, (number + 1) * side**2).reshape(side, side)
-        places[c, :, a] = block.T
-        places[a, :, c] = block
-    return places.reshape(groups * side, groups * side)[:s, :s].clone()
-
-
-@cache
-def gram_tiles(s: int) -> tuple[int, int, int]:
-    """Rows of a group, slices of the columns, and how often a thread goes on to the next slice."""
-    # Each number that is read takes part in `side` products, and rows are filled up to whole groups.
-    side = min(
-        range(1, MOST_SIDE + 1), key=lambda side: (-(-s // side) * side) ** 2 * (1 + 2 / side)
-    )
-    groups = -(-s // side)
-    pairs = groups * (groups + 1) // 2
-    slices = max(1, min(32, THREADS // pairs))
-    turns = max(1, min(4, SHARED // (16 * groups * side * slices)))
-    return side, slices, turns
+    groups = -(-s // 8)
+    places = torch.zeros(16 * -(-groups // 2), 8 * groups, dtype=torch.int64)
+    tile = 0
+    for a in range(-(-groups // 2)):
+        for c in range(2 * a, groups):
+            places[16 * a : 16 * a + 16, 8 * c : 8 * c + 8] = torch.arange(
+                128 * tile, 128 * tile + 128
+            ).reshape(16, 8)
+            tile += 1
+    upper = places[:s, :s].triu()
+    return upper + upper.triu(1).T
 
 
 def kernel_text(s: int, aligned: bool) -> str:
     """The text of the kernel for `s` vectors."""
-    side, slices, turns = gram_tiles(s)
-    sizes = {
-        "S": s, "SIDE": side, "SLICES": slices, "TURNS": turns, "LONGEST": LONGEST,
-        "ALIGNED": int(aligned),
-    }  # fmt: skip
+    # As many blocks of a multiprocessor as have their sums in registers.
+    blocks = 2 if s <= 40 else 1
+    sizes = {"S": s, "WARPS": WARPS, "BLOCKS": blocks, "RUNS": _runs(s), "ALIGNED": int(aligned)}
     names = "".join(f"#define {key} {value}\n" for key, value in sizes.items())
     return names + files("fmol.kernels").joinpath("gram.cu").read_text()
 
 
 @cache
 def _kernel(s: int, aligned: bool, device: torch.device) -> CudaKernel | None:
+    if torch.cuda.get_device_capability(device) not in QUICK:
+        return None
     try:
         return compile_kernel(kernel_text(s, aligned), "gram", device)
     except (OSError, RuntimeError) as error:
