@@ -93,7 +93,16 @@ extern "C" void launch(int wide, int high, int threads, ARGUMENTS) {
 }
 """
 PARAMETERS = {
-    "convolve": ("const float* a", "const float* b", "const float* c", "float* d", "int e"),
+    "add_parts": ("const float* a", "float* b", "float* c", "int d", "int e", "int f"),
+    "convolve": (
+        "const float* a",
+        "const float* b",
+        "const float* c",
+        "float* d",
+        "int e",
+        "int f",
+        "int g",
+    ),
     "correlate": ("const float* a", "const float* b", "float* c", "int d", "int e", "int f"),
     "gram": ("const float* a", "double* b", "int c", "int d"),
 }

@@ -49,7 +49,9 @@ def test_kernels_compute_a_convolution_and_its_gradients(
     ) -> OnCpu:
         return OnCpu(name, way.text(name, dict(sizes)), tmp_path)
 
+    adding = OnCpu("add_parts", few_conv.adding_text(), tmp_path)
     monkeypatch.setattr(few_conv, "_kernel", build)
+    monkeypatch.setattr(few_conv, "_adding", lambda device: adding)
     monkeypatch.setattr(few_conv, "_ways", lambda x, shape: (way,))
     monkeypatch.setattr(few_conv, "_tiles", lambda divide, shape: divide(dict(shape)))
     monkeypatch.setattr(tensor_conv, "SHARED", 1024 * kilobytes)
@@ -63,6 +65,10 @@ def test_kernels_compute_a_convolution_and_its_gradients(
     b = torch.randn(lanes, filters)
     if way is TENSOR:  # Of what needs no rounding the sums are as exact.
         x, w = x.bfloat16().float(), w.bfloat16().float()
+    if lanes > 1:  # As parameters lie: parts of rows that hold all of a lane's.
+        before, taps = images, w[0].numel()
+        rows = torch.cat([torch.randn(lanes, before), w.reshape(lanes, -1), b], dim=1)
+        w, b = rows[:, before : before + taps].view(w.shape), rows[:, before + taps :]
     leaves = [t.double().requires_grad_() for t in (x, w, b)]
     want = torch.stack(
         [torch.conv2d(one[0], one[1], one[2], 1, padding) for one in zip(*leaves, strict=True)]

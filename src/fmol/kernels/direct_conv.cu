@@ -66,7 +66,7 @@ __device__ inline Four pixels_at(const float* plane, int row, int column) {
 //
 // A thread has FT filters of XT pixels beside each other. A block has YT rows of IMAGES images, and
 // takes CT channels at a time. With TURNED, weights are those of the convolution whose gradient this
-// is: w[l, c, f, KH − 1 − i, KW − 1 − j].
+// is: w[l, c, f, KH − 1 − i, KW − 1 − j]. Weights and biases of lanes lie so many numbers apart.
 
 constexpr int PARTS = (OW + XT - 1) / XT, GROUPS = (F + FT - 1) / FT;
 constexpr int ROWS = YT + KH - 1, WINDOW = (XT + KW - 1 + 3) / 4, FP = (FT + 3) / 4 * 4;
@@ -77,7 +77,8 @@ constexpr int STRIPS = (OH + YT - 1) / YT;
 
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(THREADS))
     convolve(const float* __restrict__ in, const float* __restrict__ w,
-             const float* __restrict__ b, float* __restrict__ out, int images) {
+             const float* __restrict__ b, float* __restrict__ out, int images, int w_apart,
+             int b_apart) {
   alignas(16) __shared__ float pixels[IMAGES * PLANES];
   alignas(16) __shared__ float weights[CT][KH][KW][GROUPS][FP];
   const long long lane = blockIdx.y;
@@ -85,14 +86,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(THREADS))
   const int t = threadIdx.x, part = t % PARTS, y = t / PARTS % YT;
   const int group = t / (PARTS * YT) % GROUPS, mine = t / EACH;
   in += lane * images * C * H * W;
-  w += lane * F * C * KH * KW;
+  w += lane * w_apart;
   out += lane * images * F * OH * OW;
 
   float sum[FT][XT];
 #pragma unroll
   for (int f = 0; f < FT; ++f) {
 #if BIAS
-    const float start = group * FT + f < F ? b[lane * F + group * FT + f] : 0.f;
+    const float start = group * FT + f < F ? b[lane * b_apart + group * FT + f] : 0.f;
 #else
     const float start = 0.f;
 #endif

@@ -19,7 +19,7 @@ from torch import Tensor
 from fmol.kernels import direct_conv, tensor_conv
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 
-__all__ = ["DIRECT", "TENSOR", "Shape", "Way", "convolve", "correlate"]
+__all__ = ["DIRECT", "TENSOR", "Shape", "Way", "adding_text", "convolve", "correlate"]
 
 logger = logging.getLogger("fmol")
 
@@ -31,6 +31,8 @@ SPLIT_BLOCKS = 600
 """How many blocks a sum over all images is divided into, at least, where there are as many images."""
 FEWEST_ON_TENSOR_CORES = 64
 """Taps of all channels together: LeNet's first convolution, with 25, was slower on tensor cores."""
+ADDING = 256
+"""Threads of a block that sums up parts."""
 AMPERE = 8
 """The first major version of devices whose tensor cores know TF32."""
 
@@ -79,16 +81,19 @@ def convolve(
         tiles = _tiles(way.convolve_tiles, tuple(shape.items()))
         if tiles is None:
             continue
-        sizes = _frozen(shape, tiles, BIAS=b is not None, TURNED=turned)
+        w = _in_lanes(w)
+        beside = _beside(w)
+        sizes = _frozen(shape, tiles, BIAS=b is not None, TURNED=turned, BESIDE=beside)
         kernel = _kernel(way, "convolve", sizes, x.device)
         if kernel is None:
             continue
         lanes, images = x.shape[:2]
         out = torch.empty(lanes, images, shape["F"], shape["OH"], shape["OW"], device=x.device)
         blocks = -(-images // tiles["IMAGES"]) * -(-shape["OH"] // tiles["YT"])
-        bias = w if b is None else b.contiguous()
+        bias = w if b is None else _in_lanes(b)
         threads = way.convolve_threads(shape, tiles)
-        kernel((blocks, lanes), threads, [_aligned(x), _aligned(w), bias, out, images])
+        apart = w.stride(0), bias.stride(0)
+        kernel((blocks, lanes), threads, [_aligned(x), w, bias, out, images, *apart])
         return out
     return None
 
@@ -108,10 +113,18 @@ def correlate(x: Tensor, g: Tensor, shape: Shape) -> tuple[Tensor, Tensor] | Non
         taps = shape["C"] * shape["KH"] * shape["KW"]
         parts = torch.empty(lanes, splits, shape["F"], taps + 1, device=x.device)
         threads = way.correlate_threads(shape, tiles)
-        given: list[Tensor | int] = [_aligned(x), _aligned(g), parts, images, per_split, splits]
-        kernel((splits, lanes), threads, given)
+        kernel(
+            (splits, lanes), threads, [_aligned(x), _aligned(g), parts, images, per_split, splits]
+        )
         sizes = lanes, shape["F"], shape["C"], shape["KH"], shape["KW"]
-        return parts[..., :taps].sum(1).reshape(sizes), parts[..., taps].sum(1)
+        weights, biases = (
+            torch.empty(sizes, device=x.device),
+            torch.empty(sizes[:2], device=x.device),
+        )
+        blocks = -(-shape["F"] * (taps + 1) // ADDING)
+        add_parts = _adding(x.device)
+        add_parts((blocks, lanes), ADDING, [parts, weights, biases, splits, shape["F"], taps])
+        return weights, biases
     return None
 
 
@@ -146,6 +159,22 @@ def _aligned(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
+def _in_lanes(tensor: Tensor) -> Tensor:
+    """The same with all numbers of a lane in a row, lanes as far apart as they are where that is so:
+    parameters are parts of rows that hold all of a lane's."""
+    if tensor[0].is_contiguous():
+        return tensor
+    return tensor.contiguous()
+
+
+def _beside(w: Tensor) -> int:
+    """How many of the weights `[L, …]` can be read at once, wherever a lane's begin."""
+    for count in (4, 2):
+        if w.data_ptr() % (4 * count) == 0 and w.stride(0) % count == 0:
+            return count
+    return 1
+
+
 @cache
 def _tiles(
     divide: Callable[[Shape], Tiles | None], shape: tuple[tuple[str, int], ...]
@@ -155,6 +184,18 @@ def _tiles(
 
 def _frozen(shape: Shape, tiles: Tiles, **more: int) -> tuple[tuple[str, int], ...]:
     return tuple({**shape, **tiles, **more}.items())
+
+
+@cache
+def _adding(device: torch.device) -> CudaKernel:
+    """What sums up the parts of gradients."""
+    return compile_kernel(adding_text(), "add_parts", device)
+
+
+def adding_text() -> str:
+    """Its text."""
+    text = files("fmol.kernels").joinpath("parts.cu").read_text()
+    return f"#define THREADS {ADDING}\n{text}"
 
 
 @cache

@@ -22,7 +22,7 @@ class CudaKernel:
     def __call__(
         self, grid: tuple[int, int], threads: int, arguments: Sequence[Tensor | int]
     ) -> None:
-        """Starts it on the current stream. Tensors go as addresses, and must be contiguous."""
+        """Starts it on the current stream. Tensors go as addresses: it must know how they lie."""
         values = [
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a)
             for a in arguments

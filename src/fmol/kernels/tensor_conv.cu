@@ -120,7 +120,8 @@ __device__ inline void bring_pixels(float* pixels, const float* from, int top, i
 // Left are windows, a row a pixel, right are weights. A product is over the same tap of eight lines. A
 // warp has EACH times eight runs and all filters. A block has YT rows of IMAGES images, and takes CT
 // channels at a time. With TURNED, weights are those of the convolution whose gradient this is:
-// w[l, c, f, KH − 1 − i, KW − 1 − j].
+// w[l, c, f, KH − 1 − i, KW − 1 − j]. Weights and biases of lanes lie so many numbers apart, of which
+// BESIDE can be moved at once.
 
 constexpr int ALL = IMAGES * YT * RUNS, WARPS = (ALL + 8 * EACH - 1) / (8 * EACH), THREADS = 32 * WARPS;
 constexpr int WINDOW = 4 + (KW - 1 + 3) / 4 * 4, LINES = (CT * KH + 7) / 8 * 8;
@@ -132,7 +133,8 @@ struct alignas(8) Line {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const float* __restrict__ in, const float* __restrict__ w,
-             const float* __restrict__ b, float* __restrict__ out, int images) {
+             const float* __restrict__ b, float* __restrict__ out, int images, int w_apart,
+             int b_apart) {
   alignas(16) __shared__ float pixels[IMAGES * CT * PLANE];
   alignas(16) __shared__ float weights[F * LINE];
   __shared__ Line places[LINES];
@@ -142,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int count = smaller(IMAGES, images - first);
   const int t = threadIdx.x, warp = t / 32, group = t % 32 / 4, member = t % 4;
   in += (lane * images + first) * C * H * W;
-  w += lane * F * C * TAPS;
+  w += lane * w_apart;
   out += (lane * images + first) * F * OH * OW;
   if (MARGIN)
     for (int e = t; e < IMAGES * CT * PLANE / 4; e += THREADS)
@@ -165,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #if BIAS
-      const float start = b[lane * F + smaller(8 * n + 2 * member + i % 2, F - 1)];
+      const float start = b[lane * b_apart + smaller(8 * n + 2 * member + i % 2, F - 1)];
 #else
       const float start = 0.f;
 #endif
@@ -194,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       return Move{e, f * LINE + c * CHANNEL + e % TAPS, true};
     });
 #else
-    constexpr int N = CHANNEL == TAPS && C % CT == 0 ? at_once(CT * TAPS) : 1;
+    constexpr int N = CHANNEL == TAPS && C % CT == 0 ? smaller(BESIDE, at_once(CT * TAPS)) : 1;
     bring<N, THREADS>(weights, w + channel * TAPS, F * CT * TAPS / N, [=](int e) {
       const int f = e / (CT * TAPS / N), c = N * e / TAPS;
       const int to = N * e + c * (CHANNEL - TAPS) + f * (LINE - CT * CHANNEL);
