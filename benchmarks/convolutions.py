@@ -29,9 +29,9 @@ RESNET = [  # channels, side, filters, kernel, stride, padding, how many of them
     (256, 4, 512, 1, 2, 0, 1), (512, 2, 512, 3, 1, 1, 3),
 ]  # fmt: skip
 LENET = [(1, 36, 10, 5, 1, 0, 1), (10, 16, 20, 5, 1, 0, 1)]
-MANY, FEW = ("ours", "windows", "library", "last"), ("ours", "direct", "tensor")
-"""Ways with many channels: windows read where they lie, written out for the library, channels last; and
-with few: on the usual cores, and on tensor cores."""
+MANY, FEW = ("ours", "windows", "library", "rows", "last"), ("ours", "direct", "tensor")
+"""Ways with many channels: windows read where they lie, written out for the library as columns or as
+rows, channels last; and with few: on the usual cores, and on tensor cores."""
 BUSY = 20_000_000
 """Cycles for which the device is kept busy while calls are started."""
 
@@ -39,9 +39,15 @@ BUSY = 20_000_000
 @contextmanager
 def only(way: str) -> Iterator[None]:
     """Within it convolutions are computed in one way alone, where they can be."""
-    kept = lane_conv._by_library, lane_conv._lies_better_last, few_conv._ways
+    ways_of = (
+        (lane_conv, "_by_library"),
+        (lane_conv, "_by_rows"),
+        (lane_conv, "_lies_better_last"),
+    )
+    kept = [(*each, getattr(*each)) for each in (*ways_of, (few_conv, "_ways"))]
     if way in MANY[1:]:
         lane_conv._by_library = lambda w, *, tiny=False: way == "library"
+        lane_conv._by_rows = lambda w, size: way == "rows"
         lane_conv._lies_better_last = lambda x, filters, size: (
             way == "last" and x.shape[2] % lane_conv.TOGETHER == 0
         )
@@ -51,7 +57,8 @@ def only(way: str) -> Iterator[None]:
     try:
         yield
     finally:
-        lane_conv._by_library, lane_conv._lies_better_last, few_conv._ways = kept
+        for module, name, chooser in kept:
+            setattr(module, name, chooser)
 
 
 def milliseconds(call: Callable[[], Any], repeats: int = 10) -> float:

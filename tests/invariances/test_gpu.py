@@ -200,12 +200,17 @@ CONVOLUTIONS = [
     (2, 40, 9, 10, 48, (3, 2), (1, 2), (2, 1), (2, 1)),
     (2, 40, 11, 11, 36, (3, 3), (2, 2), (2, 2), (2, 2)),
     (2, 2, 5, 5, 3, (2, 2), (1, 1), (3, 3), (1, 1)),
+    (2, 64, 3, 3, 128, (3, 3), (2, 2), (1, 1), (1, 1)),
+    (2, 40, 2, 2, 48, (3, 3), (1, 1), (1, 1), (1, 1)),
 ]
 
 
+@pytest.mark.parametrize("before", [0, 3, 8])
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 @pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
-def test_convolutions_of_lanes_are_those_of_each_by_itself(shape: Any, precision: Any) -> None:
+def test_convolutions_of_lanes_are_those_of_each_by_itself(
+    shape: Any, precision: Any, before: int
+) -> None:
     from fmol.kernels import lane_conv
 
     images, channels, height, width, filters, kernel, *how = shape
@@ -220,7 +225,10 @@ def test_convolutions_of_lanes_are_those_of_each_by_itself(shape: Any, precision
     want = torch.stack([torch.conv2d(*one, *how) for one in zip(*leaves, strict=True)])
     g = draw(*want.shape)
     dx, dw, db = torch.autograd.grad(want, leaves, g.double())
-    x, w, b, g = (t.cuda() for t in (x, w, b, g))
+    # As parameters lie: parts of rows that hold all of a lane's, `before` of them in front.
+    rows = torch.cat([draw(3, before), w.reshape(3, -1), b], dim=1).cuda()
+    x, g, b = x.cuda(), g.cuda(), rows[:, before + w[0].numel() :]
+    w = rows[:, before : before + w[0].numel()].view(w.shape)
     with products(precision, x.device):
         out = lane_conv.lane_conv2d(x, w, b, *how)
         found = lane_conv.lane_conv2d_weight(x, g, w, True, *how)

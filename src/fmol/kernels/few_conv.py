@@ -19,7 +19,7 @@ from torch import Tensor
 from fmol.kernels import direct_conv, tensor_conv
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 
-__all__ = ["DIRECT", "TENSOR", "Shape", "Way", "adding_text", "convolve", "correlate"]
+__all__ = ["DIRECT", "TENSOR", "Shape", "Way", "adding_text", "convolve", "correlate", "in_lanes"]
 
 logger = logging.getLogger("fmol")
 
@@ -81,7 +81,7 @@ def convolve(
         tiles = _tiles(way.convolve_tiles, tuple(shape.items()))
         if tiles is None:
             continue
-        w = _in_lanes(w)
+        w = in_lanes(w)
         beside = _beside(w)
         sizes = _frozen(shape, tiles, BIAS=b is not None, TURNED=turned, BESIDE=beside)
         kernel = _kernel(way, "convolve", sizes, x.device)
@@ -90,7 +90,7 @@ def convolve(
         lanes, images = x.shape[:2]
         out = torch.empty(lanes, images, shape["F"], shape["OH"], shape["OW"], device=x.device)
         blocks = -(-images // tiles["IMAGES"]) * -(-shape["OH"] // tiles["YT"])
-        bias = w if b is None else _in_lanes(b)
+        bias = w if b is None else in_lanes(b)
         threads = way.convolve_threads(shape, tiles)
         apart = w.stride(0), bias.stride(0)
         kernel((blocks, lanes), threads, [_aligned(x), w, bias, out, images, *apart])
@@ -159,7 +159,7 @@ def _aligned(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
-def _in_lanes(tensor: Tensor) -> Tensor:
+def in_lanes(tensor: Tensor) -> Tensor:
     """The same with all numbers of a lane in a row, lanes as far apart as they are where that is so:
     parameters are parts of rows that hold all of a lane's."""
     if tensor[0].is_contiguous():

@@ -1,8 +1,8 @@
-"""Convolutions of many lanes at once on a GPU, each lane with weights of its own, as Triton kernels.
+"""Convolutions of many lanes at once on a GPU, each lane with weights of its own.
 
-A lane's convolution is a product of its weights `[F, C·k·k]` with the windows of its images. Windows
-are read where they lie: written out, they would be the largest tensors of a step, and moving them most
-of its time. Imported only where there is a CUDA device and Triton.
+A lane's convolution is a product of its weights `[F, C·k·k]` with the windows of its images. Which way
+to compute it is the best hangs on channels, pixels and precision. Imported only where there is a CUDA
+device and Triton.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from fmol.kernels.few_conv import convolve, correlate
+from fmol.kernels import lane_kernels as kernels
+from fmol.kernels.few_conv import convolve, correlate, in_lanes
 
 __all__ = ["lane_conv2d", "lane_conv2d_input", "lane_conv2d_weight"]
 
@@ -29,252 +29,6 @@ SMALL_IMAGE = 4
 out for the library also where products are rounded."""
 TOGETHER = 32
 """Channels that a rounded product takes at a time where they lie last."""
-
-
-# ---- kernels ---------------------------------------------------------------------------------
-
-
-@triton.jit
-def _forward(
-    x, w, b, out, images,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    INSIDE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """`out[F, n] = w[F, k] · windows[k, n]`, where `n` runs over the images' pixels."""
-    P: tl.constexpr = OH * OW
-    KK: tl.constexpr = KH * KW
-    CKK: tl.constexpr = C * KK
-    lane = tl.program_id(2).to(tl.int64)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    image, p = n // P, n % P
-    top, left = (p // OW) * SH - PH, (p % OW) * SW - PW
-    base = image * (C * H * W) + top * W + left
-    x += lane * images * C * H * W
-    w += lane * F * CKK
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, CKK, BK):
-        k = start + tl.arange(0, BK)
-        c, kh, kw = k // KK, (k % KK) // KW * DH, k % KW * DW
-        weights = tl.load(
-            w + m[:, None] * CKK + k[None, :], mask=(m < F)[:, None] & (k < CKK)[None, :], other=0.0
-        )
-        there = (k < CKK)[:, None] & (image < images)[None, :]
-        if not INSIDE:
-            row, column = top[None, :] + kh[:, None], left[None, :] + kw[:, None]
-            there &= (row >= 0) & (row < H) & (column >= 0) & (column < W)
-        windows = tl.load(
-            x + (c * (H * W) + kh * W + kw)[:, None] + base[None, :], mask=there, other=0.0
-        )
-        acc = tl.dot(weights, windows, acc, input_precision=PRECISION)
-    if BIAS:
-        acc += tl.load(b + lane * F + m, mask=m < F, other=0.0).to(tl.float32)[:, None]
-    out += lane * images * F * P
-    tl.store(
-        out + m[:, None] * P + (image * (F * P) + p)[None, :],
-        acc.to(out.dtype.element_ty),
-        mask=(m < F)[:, None] & (image < images)[None, :],
-    )
-
-
-@triton.jit
-def _forward_last(
-    x, w, out, images,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The same of images `[h, w, C]` and weights `[F, k, k, C]`, rounded.
-
-    Both sides of the product then lie along what is summed over, as tensor cores want it for TF32.
-    `TURNED`, the last tap comes first.
-    """
-    P: tl.constexpr = OH * OW
-    KK: tl.constexpr = KH * KW
-    PARTS: tl.constexpr = C // BK
-    lane = tl.program_id(2).to(tl.int64)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    image, p = n // P, n % P
-    top, left = (p // OW) * SH - PH, (p % OW) * SW - PW
-    x += lane * images * H * W * C
-    w += lane * F * KK * C
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for step in range(0, KK * PARTS):
-        tap, first = step // PARTS, step % PARTS * BK
-        row, column = top + tap // KW * DH, left + tap % KW * DW
-        there = (image < images) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-        windows = tl.load(
-            x + ((image * H + row) * W + column)[:, None] * C + (first + k)[None, :],
-            mask=there[:, None],
-            other=0.0,
-        )
-        place = KK - 1 - tap if TURNED else tap
-        weights = tl.load(
-            w + m[:, None] * (KK * C) + (place * C + first + k)[None, :],
-            mask=(m < F)[:, None],
-            other=0.0,
-        )
-        acc = tl.dot(weights, tl.trans(windows), acc, input_precision="tf32")
-    out += lane * images * F * P
-    tl.store(
-        out + m[:, None] * P + (image * (F * P) + p)[None, :],
-        acc,
-        mask=(m < F)[:, None] & (image < images)[None, :],
-    )
-
-
-@triton.jit
-def _turn_last(x, out, C, P, BC: tl.constexpr, BP: tl.constexpr):
-    """`out[n, P, C]` of `x[n, C, P]`."""
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    p = tl.program_id(2) * BP + tl.arange(0, BP)
-    first = tl.program_id(0).to(tl.int64) * C * P
-    there = (c < C)[:, None] & (p < P)[None, :]
-    part = tl.load(x + first + c[:, None] * P + p[None, :], mask=there)
-    tl.store(out + first + p[:, None] * C + c[None, :], tl.trans(part), mask=tl.trans(there))
-
-
-@triton.jit
-def _weight(
-    x, g, dw, images, per_split, splits,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    INSIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """`dw[F, k] = Σ_n g[F, n] · windows[k, n]`, a part of the sum for each split."""
-    P: tl.constexpr = OH * OW
-    KK: tl.constexpr = KH * KW
-    CKK: tl.constexpr = C * KK
-    COLUMNS: tl.constexpr = (CKK + BN - 1) // BN
-    lane, split = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    m = tl.program_id(1) // COLUMNS * BM + tl.arange(0, BM)
-    k = tl.program_id(1) % COLUMNS * BN + tl.arange(0, BN)
-    c, kh, kw = k // KK, (k % KK) // KW * DH, k % KW * DW
-    offset = c * (H * W) + kh * W + kw
-    x += lane * images * C * H * W
-    g += lane * images * F * P
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    last = tl.minimum((split + 1) * per_split, images * P)
-    for start in range(split * per_split, last, BK):
-        n = start + tl.arange(0, BK)
-        image, p = n // P, n % P
-        top, left = (p // OW) * SH - PH, (p % OW) * SW - PW
-        mine = tl.load(
-            g + m[:, None] * P + (image * (F * P) + p)[None, :],
-            mask=(m < F)[:, None] & (n < last)[None, :],
-            other=0.0,
-        )
-        there = (n < last)[:, None] & (k < CKK)[None, :]
-        if not INSIDE:
-            row, column = top[:, None] + kh[None, :], left[:, None] + kw[None, :]
-            there &= (row >= 0) & (row < H) & (column >= 0) & (column < W)
-        windows = tl.load(
-            x + (image * (C * H * W) + top * W + left)[:, None] + offset[None, :],
-            mask=there,
-            other=0.0,
-        )
-        acc = tl.dot(mine, windows, acc, input_precision=PRECISION)
-    place = lane * splits + split
-    tl.store(
-        dw + place * F * CKK + m[:, None] * CKK + k[None, :],
-        acc,
-        mask=(m < F)[:, None] & (k < CKK)[None, :],
-    )
-
-
-@triton.jit
-def _unfold(
-    x, out, images,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    BN: tl.constexpr,
-):  # fmt: skip
-    """The windows written out, `[C·k·k, n]` for each lane."""
-    P: tl.constexpr = OH * OW
-    KK: tl.constexpr = KH * KW
-    lane, k = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    image, p = n // P, n % P
-    c, kh, kw = k // KK, (k % KK) // KW * DH, k % KW * DW
-    row, column = (p // OW) * SH - PH + kh, (p % OW) * SW - PW + kw
-    there = (image < images) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    value = tl.load(
-        x + lane * images * C * H * W + (image * C + c) * (H * W) + row * W + column,
-        mask=there,
-        other=0.0,
-    )
-    tl.store(out + (lane * C * KK + k) * images * P + n, value, mask=image < images)
-
-
-@triton.jit
-def _fold(
-    columns, dx, total, images,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    BY_LANE: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Every pixel's sum over the windows it is in.
-
-    From columns `[L, B, C·k·k, pixels]`, or, `BY_LANE`, `[L, C·k·k, B, pixels]`.
-    """
-    i = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    plane, p = i // (H * W), (i % (H * W)).to(tl.int32)
-    top, left = p // W + PH, p % W + PW
-    first, apart = plane * (KH * KW) * (OH * OW), OH * OW
-    if BY_LANE:
-        c, image, lane = plane % C, plane // C % images, plane // C // images
-        first = ((lane * C + c) * (KH * KW) * images + image) * (OH * OW)
-        apart = images * (OH * OW)
-    acc = tl.zeros((BN,), dtype=tl.float32)
-    for kh in tl.static_range(KH):
-        for kw in tl.static_range(KW):
-            row, column = top - kh * DH, left - kw * DW
-            there = (i < total) & (row >= 0) & (column >= 0)
-            if SH > 1:
-                there &= row % SH == 0
-                row = row // SH
-            if SW > 1:
-                there &= column % SW == 0
-                column = column // SW
-            there &= (row < OH) & (column < OW)
-            place = first + (kh * KW + kw) * apart + row * OW + column
-            acc += tl.load(columns + place, mask=there, other=0.0).to(tl.float32)
-    tl.store(dx + i, acc.to(dx.dtype.element_ty), mask=i < total)
-
-
-@triton.jit
-def _turn(
-    w, out, total,
-    F: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    FIRST_H: tl.constexpr, FIRST_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
-    TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """`out[L, C, F, TH, TW]` of `w[L, F, C, KH, KW]`: every so many taps, the last of them first."""
-    i = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    tap, f = (i % (TH * TW)).to(tl.int32), (i // (TH * TW) % F).to(tl.int32)
-    c, lane = (i // (TH * TW * F) % C).to(tl.int32), i // (TH * TW * F * C)
-    kh = FIRST_H + (TH - 1 - tap // TW) * STEP_H
-    kw = FIRST_W + (TW - 1 - tap % TW) * STEP_W
-    place = ((lane * F + f) * C + c) * (KH * KW) + kh * KW + kw
-    tl.store(out + i, tl.load(w + place, mask=i < total), mask=i < total)
-
-
-# ---- launching -------------------------------------------------------------------------------
 
 
 def _tile(size: int, most: int) -> int:
@@ -324,6 +78,13 @@ def _by_library(w: Tensor, *, tiny: bool = False) -> bool:
     return bool(w.shape[1] > FEW and w.dtype == torch.float32 and (_full() or tiny))
 
 
+def _by_rows(w: Tensor, size: Sequence[int]) -> bool:
+    """Whether windows are written out as rows: for rounded products where weights are most of what is
+    moved, since tensor cores want both sides along what is summed over, as weights lie."""
+    tiny = size[0] * size[1] <= SMALL_IMAGE
+    return bool(tiny and w.shape[1] > FEW and w.dtype == torch.float32 and not _full())
+
+
 def _product_tiles(filters: int, columns: int) -> dict[str, int]:
     """The shape of a block of products, as measured to be the best."""
     if filters <= FEW:
@@ -339,19 +100,30 @@ def _product_tiles(filters: int, columns: int) -> dict[str, int]:
 
 
 def _lies_better_last(x: Tensor, filters: int, size: Sequence[int]) -> bool:
-    """Whether a rounded product is worth turning its images and weights first, channels last."""
+    """Whether a rounded product, without gaps, is worth turning its images and weights first, channels
+    last."""
     many = x.shape[2] % TOGETHER == 0 and filters > FEW and size[0] * size[1] > SMALL_IMAGE
     return bool(many and x.dtype == torch.float32 and not _full())
 
 
-def _last(x: Tensor, count: int, channels: int) -> Tensor:
-    """`x` as `count` matrices with `channels` rows, and these as columns."""
-    x = x.contiguous()
-    pixels = x.numel() // (count * channels)
+def _apart(x: Tensor) -> tuple[int, int]:
+    """How many times how many numbers lanes of `x` lie apart: four, where they can be read at once.
+
+    >>> _apart(torch.zeros(2, 12)[:, :8]), _apart(torch.zeros(2, 9)[:, :8])
+    ((3, 4), (9, 1))
+    """
+    quad = 4 if x.stride(0) % 4 == 0 and x.data_ptr() % 16 == 0 else 1
+    return x.stride(0) // quad, quad
+
+
+def _last(x: Tensor, each: int, channels: int) -> Tensor:
+    """Every lane of `x` as `each` matrices with `channels` rows, and these as columns."""
+    x = in_lanes(x)
+    count, pixels = len(x) * each, x[0].numel() // (each * channels)
     out = torch.empty(count, pixels, channels, dtype=x.dtype, device=x.device)
     bp, bc = _tile(pixels, 64), _tile(channels, 64)
     grid = (count, triton.cdiv(channels, bc), triton.cdiv(pixels, bp))
-    _turn_last[grid](x, out, channels, pixels, BC=bc, BP=bp)
+    kernels.turn_last[grid](x, out, channels, pixels, each, *_apart(x), BC=bc, BP=bp)
     return out
 
 
@@ -368,8 +140,8 @@ def _product_last(
     """`_product` by tensor cores; `turned`, that of weights `[L, C, F, k, k]`, the last tap first."""
     lanes, images, channels = x.shape[:3]
     filters = w.shape[2] if turned else w.shape[1]
-    weights = _last(w, lanes if turned else lanes * filters, channels)
-    pictures = _last(x, lanes * images, channels)
+    weights = _last(w, 1 if turned else filters, channels)
+    pictures = _last(x, images, channels)
     out = torch.empty(lanes, images, filters, *size, dtype=x.dtype, device=x.device)
     like = w.transpose(1, 2) if turned else w
     sizes = _sizes(x, like, size, stride, padding, dilation)
@@ -380,7 +152,7 @@ def _product_last(
         triton.cdiv(filters, t["BM"]),
         lanes,
     )
-    _forward_last[grid](pictures, weights, out, images, **sizes, TURNED=turned, **t)
+    kernels.forward_last[grid](pictures, weights, out, images, **sizes, TURNED=turned, **t)
     return out
 
 
@@ -389,7 +161,7 @@ def _windows(x: Tensor, sizes: Any) -> Tensor:
     lanes, images = x.shape[:2]
     columns, n = sizes["C"] * sizes["KH"] * sizes["KW"], images * sizes["OH"] * sizes["OW"]
     windows = torch.empty(lanes, columns, n, dtype=x.dtype, device=x.device)
-    _unfold[(triton.cdiv(n, 1024), columns, lanes)](x, windows, images, **sizes, BN=1024)
+    kernels.unfold[(triton.cdiv(n, 1024), columns, lanes)](x, windows, images, **sizes, BN=1024)
     return windows
 
 
@@ -418,10 +190,35 @@ def lane_conv2d(
         if b is not None:
             found += b[:, :, None]
         return found.reshape(lanes, filters, images, *out).transpose(1, 2).contiguous()
-    if not tiles and _lies_better_last(x, w.shape[1], out):
+    if not tiles and _by_rows(w, out):
+        return _product_by_rows(x, w, b, out, stride, padding, dilation)
+    if not tiles and stride == (1, 1) and _lies_better_last(x, w.shape[1], out):
         found = _product_last(x, w, out, stride, padding, dilation, turned=False)
         return found if b is None else found.add_(b[:, None, :, None, None])
     return _product(x, w, b, out, stride, padding, dilation, tiles)
+
+
+def _product_by_rows(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    size: Sequence[int],
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+) -> Tensor:
+    """A convolution with an output of `size` by the library, windows written out as rows."""
+    lanes, images, filters = x.shape[0], x.shape[1], w.shape[1]
+    sizes = _sizes(x, w, size, stride, padding, dilation)
+    columns, n = w[0, 0].numel(), images * size[0] * size[1]
+    windows = torch.empty(lanes, n, columns, dtype=x.dtype, device=x.device)
+    kernels.unfold_rows[(n, triton.cdiv(columns, 1024), lanes)](
+        x.contiguous(), windows, images, **sizes, BK=1024
+    )
+    found = torch.bmm(w.reshape(lanes, filters, columns), windows.mT)
+    if b is not None:
+        found += b[:, :, None]
+    return found.reshape(lanes, filters, images, *size).transpose(1, 2).contiguous()
 
 
 def _product(
@@ -435,7 +232,7 @@ def _product(
     tiles: dict[str, Any],
 ) -> Tensor:
     """A convolution with an output of `size`; padding may be negative, and more behind than before."""
-    x, w = x.contiguous(), w.contiguous()
+    x, w = x.contiguous(), in_lanes(w)
     lanes, images, filters = x.shape[0], x.shape[1], w.shape[1]
     out = torch.empty(lanes, images, filters, *size, dtype=x.dtype, device=x.device)
     sizes = _sizes(x, w, size, stride, padding, dilation)
@@ -445,8 +242,12 @@ def _product(
         triton.cdiv(filters, t["BM"]),
         lanes,
     )
-    bias = w if b is None else b.contiguous()
-    _forward[grid](x, w, bias, out, images, **sizes, INSIDE=_inside(sizes), BIAS=b is not None, **t)
+    bias = w if b is None else in_lanes(b)
+    apart, quad = _apart(w)
+    kernels.forward[grid](
+        x, w, bias, out, images, apart, bias.stride(0),
+        **sizes, QUAD=quad, INSIDE=_inside(sizes), BIAS=b is not None, **t,
+    )  # fmt: skip
     return out
 
 
@@ -486,7 +287,7 @@ def lane_conv2d_weight(
     per_split = triton.cdiv(triton.cdiv(n, splits), t["BK"]) * t["BK"]
     splits = triton.cdiv(n, per_split)
     dw = torch.empty(lanes, splits, filters, columns, dtype=torch.float32, device=x.device)
-    _weight[(splits, blocks, lanes)](
+    kernels.weight[(splits, blocks, lanes)](
         x, g, dw, images, per_split, splits, **sizes, INSIDE=_inside(sizes), **t
     )
     whole = dw[:, 0] if splits == 1 else dw.sum(1)
@@ -549,7 +350,7 @@ def _input_by_folding(
         t = {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 2} | tiles
         one = across[..., None, None]
         spread = _product(g, one, None, (rows, width), (1, 1), (0, 0), (1, 1), t)
-    _fold[(triton.cdiv(dx.numel(), 1024),)](
+    kernels.fold[(triton.cdiv(dx.numel(), 1024),)](
         spread, dx, dx.numel(), images, **sizes, BY_LANE=by_library, BN=1024
     )
     return dx
@@ -569,8 +370,9 @@ def _turned(
     lanes, filters, channels, *kernel = w.shape
     taps = [-(-(kernel[i] - remainder[i]) // stride[i]) for i in (0, 1)]
     turned = torch.empty(lanes, channels, filters, *taps, dtype=w.dtype, device=w.device)
-    _turn[(triton.cdiv(turned.numel(), 1024),)](
-        w.contiguous(), turned, turned.numel(), filters, channels, *kernel, *remainder, *stride,
+    w = in_lanes(w)
+    kernels.turn[(triton.cdiv(turned.numel(), 1024),)](
+        w, turned, turned.numel(), w.stride(0), filters, channels, *kernel, *remainder, *stride,
         *taps, BN=1024,
     )  # fmt: skip
     out, around = [], []
