@@ -135,7 +135,8 @@ def evaluation_from_json(data: Mapping[str, Any]) -> Evaluation:
 
 def _columns(records: Sequence[ClientRecord]) -> dict[str, list[Any]]:
     """One list per field: a thousand clients need their names once each and no field's name twice."""
-    return {f.name: [getattr(each, f.name) for each in records] for f in fields(ClientRecord)}
+    columns = zip(*records, strict=True) if records else ((),) * len(ClientRecord._fields)
+    return {name: list(each) for name, each in zip(ClientRecord._fields, columns, strict=True)}
 
 
 def _records(columns: Mapping[str, Sequence[Any]]) -> tuple[ClientRecord, ...]:

@@ -147,7 +147,7 @@ class Checkpoint:
 
 def nothing_sent(report: RoundReport) -> RoundReport:
     """The report of a round in which no message went anywhere."""
-    clients = tuple(replace(record, bytes_up=0, bytes_down=0) for record in report.clients)
+    clients = tuple(record._replace(bytes_up=0, bytes_down=0) for record in report.clients)
     return replace(report, bytes_up=0, bytes_down=0, clients=clients)
 
 

@@ -107,7 +107,7 @@ def renamed(record: RunRecord, problem: str, names: dict[str, str]) -> RunRecord
         return {names[name]: value for name, value in values.items()}
 
     def lines(clients: Any) -> Any:
-        return tuple(replace(each, objective=names[each.objective]) for each in clients)
+        return tuple(each._replace(objective=names[each.objective]) for each in clients)
 
     reports = tuple(
         replace(
@@ -200,7 +200,7 @@ def forty() -> RunRecord:
     clients = tuple(replace(c, objectives=names) for c in record.portrait.clients)
     line = base.final.clients[0]
     lines = tuple(
-        replace(line, client=c.id, objective=name, loss=0.1 + s / 40)
+        line._replace(client=c.id, objective=name, loss=0.1 + s / 40)
         for c in clients
         for s, name in enumerate(names)
     )

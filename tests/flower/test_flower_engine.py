@@ -76,7 +76,7 @@ def both(problem: Federation, algorithm: Algorithm, **options: Any) -> tuple[Res
 
 
 def without_times(report: RoundReport) -> str:
-    clients = tuple(replace(record, seconds=0.0) for record in report.clients)
+    clients = tuple(record._replace(seconds=0.0) for record in report.clients)
     return repr(replace(report, seconds={}, clients=clients))
 
 

@@ -88,7 +88,7 @@ def reports_of(result: StrategyResult) -> tuple[RoundReport, ...]:
 
 def without_traffic(report: RoundReport) -> str:
     """A report but for seconds and bytes, of which the wire's headers are a part, and notes."""
-    clients = tuple(replace(each, seconds=0.0, bytes_up=0, bytes_down=0) for each in report.clients)
+    clients = tuple(each._replace(seconds=0.0, bytes_up=0, bytes_down=0) for each in report.clients)
     return repr(replace(report, seconds={}, bytes_up=0, bytes_down=0, notes=(), clients=clients))
 
 

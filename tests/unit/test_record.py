@@ -161,7 +161,7 @@ def full_report() -> RoundReport:
         stationary=True,
         cosines=torch.tensor([[1.0, NAN], [0.1, -1.0]]),
         alarms=(Alarm("stall", "inf", 2, "inf", "a “quoted”\nline"),),
-        clients=(record, replace(record, client="nan", held_out={})),
+        clients=(record, record._replace(client="nan", held_out={})),
         notes=("inf", "none"),
     )
 

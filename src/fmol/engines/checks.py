@@ -129,21 +129,22 @@ def client_records(
 ) -> tuple[ClientRecord, ...]:
     """One line per objective that this reply speaks of; `norms` by slot, where they are known, and
     `seconds` in place of the reply's."""
-    nan = float("nan")
     if norms is None:
         norms = {slot: math.sqrt(squared_norm(delta)) for slot, delta in reply.deltas.items()}
-    names = sorted({*reply.losses, *reply.samples, *reply.held_out})
+    if seconds is None:
+        seconds = reply.seconds
+    losses, samples, held_out = reply.losses, reply.samples, reply.held_out
     return tuple(
         ClientRecord(
-            client=reply.client,
-            objective=name,
-            loss=reply.losses.get(name, nan),
-            samples=reply.samples.get(name, 0),
-            delta_norm=norms.get(name, nan),
-            held_out=reply.held_out.get(name, {}),
-            seconds=reply.seconds if seconds is None else seconds,
-            bytes_up=bytes_up,
-            bytes_down=bytes_down,
+            reply.client,
+            name,
+            losses.get(name, math.nan),
+            samples.get(name, 0),
+            norms.get(name, math.nan),
+            held_out.get(name, {}),
+            seconds,
+            bytes_up,
+            bytes_down,
         )
-        for name in names
+        for name in sorted({*losses, *samples, *held_out})
     )

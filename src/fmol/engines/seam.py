@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -146,8 +146,7 @@ class Refusal:
         return f"{where}: {self.reason}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClientRecord:
+class ClientRecord(NamedTuple):
     """One line per client and objective of a round. NaN where something was not measured."""
 
     client: str
