@@ -93,6 +93,7 @@ extern "C" void launch(int wide, int high, int threads, ARGUMENTS) {
 }
 """
 PARAMETERS = {
+    "advance_lanes": ("float* a", "float* b", "const float* c", "const float* d", "int e", "int f"),
     "add_parts": ("const float* a", "float* b", "float* c", "int d", "int e", "int f"),
     "convolve": (
         "const float* a",

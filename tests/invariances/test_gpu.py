@@ -252,6 +252,19 @@ def test_the_gramian_kernel_is_as_exact_as_products_of_short_chunks(s: int, d: i
     assert ((found - exact).abs() <= 2e-7 * lengths[:, None] * lengths).all()
 
 
+@pytest.mark.parametrize(("lanes", "d"), [(3, 7), (20, 41_771), (5, 1 << 20)])
+@pytest.mark.parametrize("own", [False, True], ids=["one size", "own sizes"])
+def test_a_step_in_one_pass_is_the_same_step(lanes: int, d: int, own: bool) -> None:
+    from fmol.kernels.advance import advance
+
+    x, delta, direction = (torch.randn(lanes, d, device="cuda") for _ in range(3))
+    lr = torch.rand(lanes if own else 1, 1, device="cuda")
+    want = x.double() - lr.double() * direction.double(), delta + direction
+    assert advance(x, delta, direction, lr)
+    torch.testing.assert_close(x.double(), want[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(delta, want[1])
+
+
 def small_images(model: nn.Module, sizes: list[int]) -> Federation:
     generator = torch.Generator().manual_seed(1)
     clients = [

@@ -52,7 +52,7 @@ class LaneSteps:
     local: LocalConfig
     start: Tensor
     lr: Tensor | None = None
-    """The step size as a tensor, where it must be one; None is that of `local`."""
+    """The step size as a tensor, one or `[L, 1]`, where it must be one; None is that of `local`."""
     added: Additions = field(default_factory=Additions)
 
     def __post_init__(self) -> None:
@@ -64,7 +64,9 @@ class LaneSteps:
         self.moving = self.gradients.moving(self.local.trained, self.X)
         self.early = self.delta
         """Δ after the first steps, `EARLY` of them where there are as many."""
-        self._taken = 0
+        self._taken = self._everyone = 0
+        if self.lr is None and self.X.is_cuda:
+            self.lr = self.X.new_full((1,), self.local.lr)
 
     def step(self, batch: Batch, active: Tensor | None, last: bool) -> None:
         """One step of the lanes that are `active` `[L]`, None for all; the `last` moves Δ alone."""
@@ -96,14 +98,28 @@ class LaneSteps:
             direction = direction * self.moving
         if moves is not None:
             direction = torch.where(moves[:, None], direction, 0)
-        self.delta += direction
-        self.moved += 1 if moves is None else moves
+        self._advance(direction, last)
+        if moves is None:
+            self._everyone += 1
+        else:
+            self.moved += moves
+        if last and self._everyone:
+            self.moved += self._everyone
         self._taken += 1
         if self._taken == EARLY:
             self.early = self.delta.clone()
+
+    def _advance(self, direction: Tensor, last: bool) -> None:
+        """Adds the direction to Δ and, but for the `last`, takes the step along it."""
+        if not last and self.lr is not None and self.X.is_cuda:
+            from fmol.kernels.advance import advance
+
+            if advance(self.X, self.delta, direction, self.lr):
+                return
+        self.delta += direction
         if last:
             return
         if self.lr is None:
-            self.X.add_(direction, alpha=-local.lr)
+            self.X.add_(direction, alpha=-self.local.lr)
         else:
             self.X.addcmul_(direction, self.lr, value=-1)
