@@ -146,7 +146,7 @@ class MeanFold:
     def expect_rows(self, slots: Sequence[str], deltas: Tensor, weights: Sequence[float]) -> None:
         """Sums up rows `[L, d]` that a device may still compute, before it is known if all of them
         count; `add_rows` finds the sums there, or takes others where not all do."""
-        if self._begun:
+        if self._begun or self._expected is not None:
             return
         weights = self._counted(weights)
         totals = [0.0] * len(self._weight)

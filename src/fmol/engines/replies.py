@@ -7,7 +7,7 @@ is still busy with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +47,27 @@ class Steps:
     table: Tensor
     """How many steps moved, if all is finite, and ‖Δ‖²: `[3, L]`."""
 
-    def rows(self) -> Rows:
-        """What it comes to; waits for the device."""
-        table = self.table.tolist()  # One transfer for all lanes of a chunk.
-        moved, finite = [int(m) for m in table[0]], [f > 0 for f in table[1]]
-        return Rows(self.deltas, moved, finite, table[2])
+    def rows(self) -> Callable[[], Rows]:
+        """Asks for what it comes to; the answer, when it is called for, waits for these steps alone and
+        not for what the device was told since."""
+        table = self.table
+        if not table.is_cuda:
+            return lambda: self._rows(table)
+        with torch.cuda.device(table.device):
+            there = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
+            there.copy_(table, non_blocking=True)  # One transfer for all lanes of a chunk.
+            done = torch.cuda.Event()
+            done.record()
+
+        def wait() -> Rows:
+            done.synchronize()
+            return self._rows(there)
+
+        return wait
+
+    def _rows(self, table: Tensor) -> Rows:
+        moved, finite, squares = table.tolist()
+        return Rows(self.deltas, [int(m) for m in moved], [f > 0 for f in finite], squares)
 
 
 @dataclass(slots=True)
@@ -98,6 +114,9 @@ class Replies:
         """How many steps each job takes, if all of them move."""
         self._drafts: list[_Draft] = []
         self._replies: dict[str, Reply] = {}
+        self._weights: list[float] | None = None
+        """Of the jobs' updates, as far as they were folded in ahead."""
+        self._as_hoped = False
 
     def prepare(
         self, deltas: Tensor, scores: Scores, held_out: Scores, masked: Collection[str]
@@ -127,9 +146,9 @@ class Replies:
     def finish(self, rows: Rows) -> Iterator[Answer]:
         """The reply of each client in turn, after its way to the server and the checks there."""
         lengths = None if self._transforms else [math.sqrt(square) for square in rows.squares]
-        as_hoped = all(rows.finite) and rows.moved == self._planned
+        self._as_hoped = all(rows.finite) and rows.moved == self._planned
         for draft in self._drafts:
-            answer = draft.hoped
+            answer, as_hoped = draft.hoped, self._as_hoped
             if answer is None or not (as_hoped or rows.are(self._planned, draft.own.values())):
                 answer = self._answer(draft, rows.moved, rows.finite)
             if lengths is not None:
@@ -145,8 +164,8 @@ class Replies:
         if expect_rows is None or not self._jobs or len(answers) < len(self._drafts):
             return
         replies = {client: answer.reply for client, answer in answers.items()}
-        weights = [_weight(job, replies[job.ask.client]) for job in self._jobs]
-        expect_rows([job.lane.slot for job in self._jobs], deltas, weights)
+        self._weights = [_weight(job, replies[job.ask.client]) for job in self._jobs]
+        expect_rows([job.lane.slot for job in self._jobs], deltas, self._weights)
 
     def fold_into(self, fold: Fold, rows: Rows) -> None:
         """Folds the finished replies in: all rows at once where the fold can and they are as sent."""
@@ -162,7 +181,9 @@ class Replies:
         if not all(rows.finite):  # Weight zero does not silence what is not a number.
             finite = torch.tensor(rows.finite, device=deltas.device)
             deltas = torch.where(finite[:, None], deltas, 0)
-        weights = [_weight(job, self._replies[job.ask.client]) for job in jobs]
+        weights = self._weights if self._as_hoped else None
+        if weights is None:
+            weights = [_weight(job, self._replies[job.ask.client]) for job in jobs]
         squares = [s if f else 0.0 for s, f in zip(rows.squares, rows.finite, strict=True)]
         slots, local = [job.lane.slot for job in jobs], jobs[0].ask.local
         drift: tuple[Any, ...] = ()

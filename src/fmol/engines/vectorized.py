@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fmol.engines.gradients import LaneGradients
 from fmol.engines.memory import free_memory
 from fmol.engines.pool import Pool, make_pool
 from fmol.engines.probe import lane_bytes, why_not_batched
-from fmol.engines.replies import Replies, Steps
+from fmol.engines.replies import Replies, Rows, Steps
 from fmol.engines.schedule import Job
 from fmol.engines.scores import Scores, score_clients
 from fmol.engines.seam import Ask, Fold, LocalConfig, Receipt, Site, Transform, Work
@@ -42,6 +42,14 @@ MEMORY_SHARE = 0.5
 MOST_ON_CPU = 2**27
 """Bytes that lanes in flight take on a CPU. Beyond it every step is new memory from the system, and far
 from any cache."""
+
+
+class _Begun(NamedTuple):
+    """A chunk whose steps the device was told to take."""
+
+    replies: Replies
+    rows: Callable[[], Rows]
+    clients: int
 
 
 class VectorizedEngine(SequentialEngine):
@@ -108,6 +116,8 @@ class VectorizedEngine(SequentialEngine):
         self._copies: dict[torch.device, Pool] = {}
         self._notes: list[str] = []
         self._most = MOST_LANES
+        self._clock = 0.0
+        """When the last chunk was done."""
 
     def expect(self, rounds: int) -> None:
         """Takes note of how many rounds are to come: whether compiling pays hangs on it."""
@@ -129,7 +139,7 @@ class VectorizedEngine(SequentialEngine):
         work: Work | None = None,
         transforms: Sequence[Transform] = (),
     ) -> tuple[Any, Receipt]:
-        started = perf_counter()
+        started = self._clock = perf_counter()
         tally = Tally()
         self._notes = tally.notes
         for worker in self._workers:
@@ -154,18 +164,23 @@ class VectorizedEngine(SequentialEngine):
             tally.notes.append(f"clients were computed one by one: {reason}")
             self._one_by_one(asks, fold, work, transforms, tally)
             return
+        begun: _Begun | None = None
         for chunk in self._chunks(asks):
-            begun = perf_counter()
             sites = {ask.client: self._site_of(ask) for ask in chunk}
             pool = self._pool_for(sites)
             if pool is None:
+                self._end(begun, fold, tally)
+                begun = None
                 tally.notes.append("clients whose data are not alike were computed one by one")
                 self._one_by_one(chunk, fold, work, transforms, tally)
                 continue
             jobs = self._jobs(chunk, sites)
             try:
                 steps = self._descend(jobs, pool)
-                # While the device computes: what is known without it.
+                rows = steps.rows()
+                # While the device computes: the chunk before, and what is known without this one.
+                self._end(begun, fold, tally)
+                begun = None  # Its updates need not wait for the scores.
                 for worker in self._workers:
                     worker.draw_ahead()
                 scores, held_out = self._scores(chunk, sites, pool)  # Here it waits for the device.
@@ -177,14 +192,22 @@ class VectorizedEngine(SequentialEngine):
             replies.prepare(steps.deltas, scores, held_out, self._masked)
             if fold is not None:
                 replies.fold_ahead(fold, steps.deltas)
-            rows = steps.rows()  # And here, where no scores are asked for.
-            seconds = (perf_counter() - begun) / len(chunk)
-            for answer in replies.finish(rows):
-                reply, refusals = answer.reply, answer.refusals
-                self._hold_back(answer.site, reply, refusals)
-                tally.add(reply, refusals, answer.up, answer.down, answer.norms, seconds=seconds)
-            if fold is not None:
-                replies.fold_into(fold, rows)
+            begun = _Begun(replies, rows, len(chunk))
+        self._end(begun, fold, tally)
+
+    def _end(self, begun: _Begun | None, fold: Fold | None, tally: Tally) -> None:
+        """Lets in what a chunk came to, which the device may still compute."""
+        if begun is None:
+            return
+        replies, rows = begun.replies, begun.rows()  # And here, where no scores are asked for.
+        now = perf_counter()
+        seconds, self._clock = (now - self._clock) / begun.clients, now
+        for answer in replies.finish(rows):
+            reply, refusals = answer.reply, answer.refusals
+            self._hold_back(answer.site, reply, refusals)
+            tally.add(reply, refusals, answer.up, answer.down, answer.norms, seconds=seconds)
+        if fold is not None:
+            replies.fold_into(fold, rows)
 
     def _say(self, note: str) -> None:
         self._notes.append(note)
