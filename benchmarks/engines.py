@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from growth import PATIENCE, WARM_ROUNDS, WARM_STEPS, growth, server
+from growth import PATIENCE, WARM_ROUNDS, WARM_STEPS, curves, growth, server
 from profiling import print_profile, profiled
 from rivals import SEED, Round, plain, with_vmap
 from torch import Tensor
@@ -336,6 +336,8 @@ def main() -> None:
                         help="start no further workload after this time")  # fmt: skip
     parser.add_argument("--growth", action="store_true",
                         help="instead: growth with M, S, K and d, and the server's step")  # fmt: skip
+    parser.add_argument("--curves", nargs="+", choices=list(curves(False)), default=[],
+                        help="of growth, in place of all")  # fmt: skip
     parser.add_argument("--profile", action="store_true",
                         help="tell by kernel where one more round of our engines goes")  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the numbers as JSON to this file")
@@ -356,7 +358,7 @@ def main() -> None:
 
     if options.growth:
         engines = [name for name in ("sequential", "vectorized") if name in options.engines]
-        written["growth"] = growth(device, options.quick, out_of_time, engines)
+        written["growth"] = growth(device, options.quick, out_of_time, engines, options.curves)
         written["server"] = server(device, options.quick)
     else:
         names, left_out = list(options.engines), []

@@ -142,13 +142,19 @@ def cost_alone(point: Point, engine: str, device: torch.device) -> dict[str, flo
 
 
 def growth(
-    device: torch.device, quick: bool, out_of_time: Callable[[], bool], engines: Sequence[str]
+    device: torch.device,
+    quick: bool,
+    out_of_time: Callable[[], bool],
+    engines: Sequence[str],
+    only: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """A row for every point, printed as it comes."""
+    """A row for every point, of all curves or of `only` some, printed as it comes."""
     head = f"{'M':>8}{'S':>5}{'K':>5}{'d':>10}"
     print(f"\ngrowth\n{head}" + "".join(f"{name:>14}{'peak':>10}" for name in engines))
     rows: list[dict[str, Any]] = []
     for curve, points in curves(quick).items():
+        if only and curve not in only:
+            continue
         print(curve)
         for point in points:
             row: dict[str, Any] = {"curve": curve, "point": asdict(point), "engines": {}}
