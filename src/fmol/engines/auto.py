@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from fmol import rng
@@ -27,12 +28,16 @@ logger = logging.getLogger("fmol")
 Choice = Literal["sequential", "vectorized", "compiled"]
 """One lane after the other; side by side; side by side with steps that are compiled at once."""
 REPEATS = 2
-COMPILE_SECONDS = {"first": 45.0, "later": 20.0}
-"""What compiling the steps of a small model for a CPU takes, about: the first time in a process, and
-later."""
-COMPILE_SHARE = {"dense": 0.2, "convolutions": 0.05}
+COMPILE_SECONDS = {"first": 12.0, "later": 0.0}
+"""What compiling steps for a CPU takes, about, beside what goes with the size of the model: the first
+time in a process, while the compiler is loaded, and later."""
+COMPILE_EACH = 1.0
+"""And for each tensor of parameters: 6 seconds for an MLP's six, 22 for a small transformer, 30 for
+LeNet's ten and 90 for the seventy of a ResNet."""
+COMPILE_SHARE = {"dense": 0.2, "norms": 0.1, "convolutions": 0.02}
 """Of what is to come, how much compiling may take. What it wins is known only afterwards: a quarter to
-a half with dense layers and attention, little or nothing with convolutions, which are a library's."""
+a half with dense layers and attention; as much with convolutions and norms between them; little or
+nothing with convolutions alone, which are a library's."""
 MOST_PARAMETERS = 2**22
 """Of models whose lanes may be side by side on a CPU. With more, a step is passes over memory, which
 take far longer than Python does."""
@@ -132,9 +137,9 @@ class AutoEngine(VectorizedEngine):
         each = step_count(first.local, len(self._site(first.client).samples))
         steps = each * sum(len(ask.lanes) for ask in asks)
         cost = COMPILE_SECONDS["later" if LaneWorker.has_compiled else "first"]
-        modules = self.federation.model.modules()
-        kind = "convolutions" if any(isinstance(m, _ConvNd) for m in modules) else "dense"
-        return worker.rounds_left * steps * step * COMPILE_SHARE[kind] > cost
+        cost += COMPILE_EACH * len(self.federation.layout.names)
+        share = COMPILE_SHARE[_kind_of(self.federation.model)]
+        return worker.rounds_left * steps * step * share > cost
 
     def _time_compiled(self, asks: Sequence[Ask]) -> tuple[float, str]:
         """Seconds for one step of one lane beside others, compiled, and why it cannot be, if so."""
@@ -167,6 +172,19 @@ class AutoEngine(VectorizedEngine):
 
         with rng.torch_stream(self.device, self.seed, "model", "probe"):
             return _best(apart) / 2, _best(together) / 2 / len(jobs), len(jobs)
+
+
+def _kind_of(model: nn.Module) -> str:
+    """What most of its steps are.
+
+    >>> _kind_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2)))
+    'norms'
+    """
+    layers = list(model.modules())
+    if not any(isinstance(layer, _ConvNd) for layer in layers):
+        return "dense"
+    norms = any(isinstance(layer, nn.GroupNorm | nn.LayerNorm) for layer in layers)
+    return "norms" if norms else "convolutions"
 
 
 def _best(function: Callable[[], object]) -> float:
