@@ -82,8 +82,9 @@ def federation_of(point: Point) -> Federation:
     return Federation(model, objectives, LazyPopulation(Numbered(), client))
 
 
-def cost(point: Point, engine_name: str, device_name: str) -> dict[str, float]:
-    """Seconds of a round, and bytes at its peak beyond what the process had to begin with."""
+def cost(point: Point, engine_name: str, device_name: str) -> dict[str, Any]:
+    """Seconds of a round, bytes at its peak beyond what the process had to begin with, and what rounds
+    noted: that steps are not one graph, say."""
     device = torch.device(device_name)
     before = peak_bytes(device)
     federation = federation_of(point)
@@ -92,15 +93,17 @@ def cost(point: Point, engine_name: str, device_name: str) -> dict[str, float]:
     x = federation.layout.flatten(dict(federation.model.named_parameters())).to(device)
     state = algorithm.init(federation, x)
     ids = federation.population.ids()
+    notes: dict[str, None] = {}
 
     def round(t: int) -> float:
         every = len(ids) // point.clients
         # Another cohort each round, where there are more clients than it takes.
         cohort = tuple(ids[i * every + (t % every)] for i in range(point.clients))
         started = time.perf_counter()
-        algorithm.round(state, Plan(t, cohort, evaluate=False), engine)
+        _, report = algorithm.round(state, Plan(t, cohort, evaluate=False), engine)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+        notes.update(dict.fromkeys(report.notes))
         return time.perf_counter() - started
 
     began, t = time.perf_counter(), 1
@@ -115,6 +118,7 @@ def cost(point: Point, engine_name: str, device_name: str) -> dict[str, float]:
         "seconds": seconds[len(seconds) // 2],
         "peak_bytes": peak_bytes(device) - before,
         "parameters": len(x),
+        "notes": list(notes),
     }
 
 
@@ -130,7 +134,7 @@ def peak_bytes(device: torch.device) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def cost_alone(point: Point, engine: str, device: torch.device) -> dict[str, float]:
+def cost_alone(point: Point, engine: str, device: torch.device) -> dict[str, Any]:
     """`cost`; on the CPU in a process of its own, which is how its peak can be told."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -170,6 +174,9 @@ def growth(
             d = next((int(e["parameters"]) for e in row["engines"].values()), 0)
             numbers = f"{point.clients:8}{point.objectives:5}{point.steps:5}{d:10}"
             print(numbers + "".join(cells), flush=True)
+            for name, found in row["engines"].items():
+                for note in found["notes"]:
+                    print(f"        {name}: {note}")
     return rows
 
 

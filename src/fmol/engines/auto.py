@@ -38,6 +38,9 @@ COMPILE_SHARE = {"dense": 0.2, "norms": 0.1, "convolutions": 0.02}
 """Of what is to come, how much compiling may take. What it wins is known only afterwards: a quarter to
 a half with dense layers and attention; as much with convolutions and norms between them; little or
 nothing with convolutions alone, which are a library's."""
+COMPILE_WINS = {"dense": 1.0, "norms": 1.0, "convolutions": 0.9}
+"""Of the time of other steps, how much compiled ones may take at most. Where they win next to nothing, two
+timings of a few steps may say either, and the rounds to come were slower by a tenth."""
 MOST_PARAMETERS = 2**22
 """Of models whose lanes may be side by side on a CPU. With more, a step is passes over memory, which
 take far longer than Python does."""
@@ -118,7 +121,8 @@ class AutoEngine(VectorizedEngine):
         if self._may_compile(asks, min(apart, together)):
             compiled, why_not = self._time_compiled(asks)
             told += f"; {why_not}" if why_not else f", compiled {1e3 * compiled:.2f} ms"
-            if compiled < min(apart, together):
+            wins = COMPILE_WINS[_kind_of(self.federation.model)]
+            if compiled < wins * min(apart, together):
                 best = "compiled"
             else:
                 self._compile("never")
