@@ -39,8 +39,8 @@ COMPILE_SHARE = {"dense": 0.2, "norms": 0.1, "convolutions": 0.02}
 a half with dense layers and attention; as much with convolutions and norms between them; little or
 nothing with convolutions alone, which are a library's."""
 COMPILE_WINS = {"dense": 1.0, "norms": 1.0, "convolutions": 0.9}
-"""Of the time of other steps, how much compiled ones may take at most. Where they win next to nothing, two
-timings of a few steps may say either, and the rounds to come were slower by a tenth."""
+"""Of the time of other steps, how much compiled ones may take at most. Where they win next to nothing,
+two timings of a few steps may say either, and the rounds to come were slower by a tenth."""
 MOST_PARAMETERS = 2**22
 """Of models whose lanes may be side by side on a CPU. With more, a step is passes over memory, which
 take far longer than Python does."""
