@@ -33,25 +33,33 @@ TENSOR_SHAPES = [
     (6, (1, 2, 5, 11, 13, 9, (4, 4), (3, 2))),  # Some of the channels at a time.
     *((48, shape) for shape in SHAPES[-2:]),
 ]
-CASES = [(DIRECT, 48, shape) for shape in SHAPES]
-CASES += [(TENSOR, kilobytes, shape) for kilobytes, shape in TENSOR_SHAPES]
+CASES = [(DIRECT, 48, shape, True) for shape in SHAPES]
+CASES += [(TENSOR, kilobytes, shape, True) for kilobytes, shape in TENSOR_SHAPES]
+CASES += [(DIRECT, 48, SHAPES[0], False)]  # Parts are summed up without a kernel.
 
 
 @pytest.mark.skipif(GXX is None, reason="needs g++ to compile the kernels for the CPU")
 @pytest.mark.parametrize(
-    ("way", "kilobytes", "shape"), CASES, ids=[f"{way.file}-{shape}" for way, _, shape in CASES]
+    ("way", "kilobytes", "shape", "adding"),
+    CASES,
+    ids=[f"{way.file}-{shape}{'' if adding else '-torch'}" for way, _, shape, adding in CASES],
 )
 def test_kernels_compute_a_convolution_and_its_gradients(
-    way: Way, kilobytes: int, shape: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Way,
+    kilobytes: int,
+    shape: Any,
+    adding: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def build(
         way: Way, name: str, sizes: tuple[tuple[str, int], ...], device: torch.device
     ) -> OnCpu:
         return OnCpu(name, way.text(name, dict(sizes)), tmp_path)
 
-    adding = OnCpu("add_parts", few_conv.adding_text(), tmp_path)
+    add_parts = OnCpu("add_parts", few_conv.adding_text(), tmp_path) if adding else None
     monkeypatch.setattr(few_conv, "_kernel", build)
-    monkeypatch.setattr(few_conv, "_adding", lambda device: adding)
+    monkeypatch.setattr(few_conv, "_adding", lambda device: add_parts)
     monkeypatch.setattr(few_conv, "_ways", lambda x, shape: (way,))
     monkeypatch.setattr(few_conv, "_tiles", lambda divide, shape: divide(dict(shape)))
     monkeypatch.setattr(tensor_conv, "SHARED", 1024 * kilobytes)

@@ -26,6 +26,7 @@ from fmol.engines.sequential import SequentialEngine, Tally, say_where
 from fmol.engines.worker import Compile, LaneWorker
 from fmol.evaluation import EVALUATION_BATCH, evaluate
 from fmol.federation import ClientList, Federation
+from fmol.kernels.fallbacks import take_fallbacks
 from fmol.layout import FlatModel
 from fmol.local import check_site, correction_of, local_work
 from fmol.objectives import Objective
@@ -147,6 +148,7 @@ class VectorizedEngine(SequentialEngine):
         asks = sorted(asks, key=lambda ask: ask.client)
         with products(self.precision, self.device):
             self._carry_out(asks, fold, work, transforms, tally)
+        tally.notes += take_fallbacks()  # That of a Gramian is known in the next round.
         result = None if fold is None else fold.result()
         return result, tally.receipt(perf_counter() - started)
 

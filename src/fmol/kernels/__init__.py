@@ -1,1 +1,1 @@
-"""What is written for a GPU by hand. Imported only where there is one."""
+"""What is written by hand for a device. Imported only where there is one, but for `fallbacks`."""

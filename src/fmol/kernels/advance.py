@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from importlib.resources import files
 
 import torch
 from torch import Tensor
 
+from fmol.kernels.fallbacks import fall_back
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 
 __all__ = ["advance", "kernel_text"]
-
-logger = logging.getLogger("fmol")
 
 THREADS = 256
 """Of a block; each has four numbers."""
@@ -49,5 +47,5 @@ def _kernel(d: int, device: torch.device) -> CudaKernel | None:
     try:
         return compile_kernel(kernel_text(d), "advance_lanes", device)
     except (OSError, RuntimeError) as error:
-        logger.warning("steps are taken in two passes: %s", error)
+        fall_back(f"steps are taken in two passes, without advance.cu: {error}")
         return None

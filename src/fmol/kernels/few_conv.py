@@ -7,7 +7,6 @@ keep pixels and weights in shared memory and use each many times: in single prec
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,11 +16,10 @@ import torch
 from torch import Tensor
 
 from fmol.kernels import direct_conv, tensor_conv
+from fmol.kernels.fallbacks import fall_back
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 
 __all__ = ["DIRECT", "TENSOR", "Shape", "Way", "adding_text", "convolve", "correlate", "in_lanes"]
-
-logger = logging.getLogger("fmol")
 
 MOST_CHANNELS = 32
 """With more, products of matrices are faster."""
@@ -88,7 +86,7 @@ def convolve(
         if kernel is None:
             continue
         lanes, images = x.shape[:2]
-        out = torch.empty(lanes, images, shape["F"], shape["OH"], shape["OW"], device=x.device)
+        out = x.new_empty(lanes, images, shape["F"], shape["OH"], shape["OW"])
         blocks = -(-images // tiles["IMAGES"]) * -(-shape["OH"] // tiles["YT"])
         bias = w if b is None else in_lanes(b)
         threads = way.convolve_threads(shape, tiles)
@@ -111,18 +109,18 @@ def correlate(x: Tensor, g: Tensor, shape: Shape) -> tuple[Tensor, Tensor] | Non
         per_split = _images_each(images, lanes)
         splits = -(-images // per_split)
         taps = shape["C"] * shape["KH"] * shape["KW"]
-        parts = torch.empty(lanes, splits, shape["F"], taps + 1, device=x.device)
+        parts = x.new_empty(lanes, splits, shape["F"], taps + 1)
         threads = way.correlate_threads(shape, tiles)
         kernel(
             (splits, lanes), threads, [_aligned(x), _aligned(g), parts, images, per_split, splits]
         )
         sizes = lanes, shape["F"], shape["C"], shape["KH"], shape["KW"]
-        weights, biases = (
-            torch.empty(sizes, device=x.device),
-            torch.empty(sizes[:2], device=x.device),
-        )
-        blocks = -(-shape["F"] * (taps + 1) // ADDING)
         add_parts = _adding(x.device)
+        if add_parts is None:
+            whole = parts.sum(1)
+            return whole[..., :taps].reshape(sizes), whole[..., taps]
+        weights, biases = x.new_empty(sizes), x.new_empty(sizes[:2])
+        blocks = -(-shape["F"] * (taps + 1) // ADDING)
         add_parts((blocks, lanes), ADDING, [parts, weights, biases, splits, shape["F"], taps])
         return weights, biases
     return None
@@ -187,9 +185,13 @@ def _frozen(shape: Shape, tiles: Tiles, **more: int) -> tuple[tuple[str, int], .
 
 
 @cache
-def _adding(device: torch.device) -> CudaKernel:
+def _adding(device: torch.device) -> CudaKernel | None:
     """What sums up the parts of gradients."""
-    return compile_kernel(adding_text(), "add_parts", device)
+    try:
+        return compile_kernel(adding_text(), "add_parts", device)
+    except (OSError, RuntimeError) as error:
+        fall_back(f"parts of gradients are summed up without parts.cu: {error}")
+        return None
 
 
 def adding_text() -> str:
@@ -205,5 +207,5 @@ def _kernel(
     try:
         return compile_kernel(way.text(name, dict(sizes)), name, device)
     except (OSError, RuntimeError) as error:
-        logger.warning("convolutions are computed without %s: %s", way.file, error)
+        fall_back(f"convolutions are computed without {way.file}: {error}")
         return None

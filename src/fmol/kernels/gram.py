@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from importlib.resources import files
 
 import torch
 from torch import Tensor
 
+from fmol.kernels.fallbacks import fall_back
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 
 __all__ = ["MOST_ROWS", "gram", "kernel_text"]
-
-logger = logging.getLogger("fmol")
 
 MOST_ROWS = 64
 """With more, the sums do not fit into a thread's registers."""
@@ -92,5 +90,5 @@ def _kernel(s: int, aligned: bool, device: torch.device) -> CudaKernel | None:
     try:
         return compile_kernel(kernel_text(s, aligned), "gram", device)
     except (OSError, RuntimeError) as error:
-        logger.warning("Gramians are computed as products of matrices: %s", error)
+        fall_back(f"Gramians are computed as products of matrices, without gram.cu: {error}")
         return None
