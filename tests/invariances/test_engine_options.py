@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-from dataclasses import replace
+import math
+import time
+import weakref
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,9 +32,10 @@ from fmol.engines import (
 )
 from fmol.engines.convolutions import _last
 from fmol.engines.schedule import BatchTables, Draw
-from fmol.engines.seam import Ask, Lane, LocalConfig
+from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
 from fmol.layout import FlatModel
 from fmol.local import batch_table, batches
+from fmol.result import Result
 from fmol.rounds import Algorithm, Plan
 from support import data, federation, flat, relative, squared_error
 
@@ -433,6 +437,201 @@ def test_lanes_in_flight_on_a_cpu_keep_to_a_few_bytes(monkeypatch: pytest.Monkey
     other = fit(problem, algorithm, rounds=1, device="cpu", engine=Counting)
     assert taken[1:] == [1] * 12
     assert relative(flat(other.model), flat(one.model)) < 1e-10
+
+
+class Overlapping(VectorizedEngine):
+    """Begins a chunk before the last one has ended, as on a GPU."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._overlaps = True
+
+
+def _notes(result: Result) -> list[str]:
+    return [note for report in result.reports for note in report.notes]
+
+
+@pytest.mark.parametrize("kind", [VectorizedEngine, Overlapping])
+def test_equal_clients_take_equally_long_whatever_chunk_they_are_in(kind: Any) -> None:
+    class Slow(kind):  # type: ignore[misc]
+        def _descend(self, jobs: Any, pool: Any) -> Any:
+            time.sleep(0.1)
+            return super()._descend(jobs, pool)
+
+    problem = federation([("a", "b")] * 3, sizes=[6] * 3, names=("a", "b"))
+    engine = partial(Slow, lanes_in_flight=2)
+    result = fit(problem, FSMGDA(local_steps=1), rounds=3, device="cpu", engine=engine)
+    best: dict[str, float] = {}
+    for record in itertools.chain.from_iterable(report.clients for report in result.reports):
+        best[record.client] = min(record.seconds, best.get(record.client, math.inf))
+    assert len(best) == 3
+    assert min(best.values()) >= 0.1
+    assert max(best.values()) < 3 * min(best.values())
+
+
+@pytest.mark.parametrize("kind", [VectorizedEngine, Overlapping])
+def test_a_chunks_updates_are_gone_before_the_next_ones_scores(kind: Any) -> None:
+    seen: list[weakref.ref[Any]] = []
+    alive: list[bool] = []
+
+    class Watched(kind):  # type: ignore[misc]
+        def _end(self) -> None:
+            if self._begun is not None:
+                seen.append(weakref.ref(self._begun.replies))
+            super()._end()
+
+        def _scores(self, *arguments: Any) -> Any:
+            alive.extend(each() is not None for each in seen)
+            return super()._scores(*arguments)
+
+    problem = federation([("a", "b")] * 3, sizes=[6] * 3, names=("a", "b"))
+    engine = partial(Watched, lanes_in_flight=2)
+    fit(problem, FSMGDA(local_steps=1), rounds=1, device="cpu", engine=engine)
+    assert len(alive) >= 3
+    assert not any(alive)
+
+
+@dataclass(frozen=True)
+class _Failing:
+    """A transform that breaks at one client."""
+
+    at: str
+
+    def client(self, reply: Reply, ask: Ask, site: Site) -> Reply:
+        if ask.client == self.at:
+            raise RuntimeError("it broke")
+        return reply
+
+    def server(self, reply: Reply, ask: Ask) -> Reply:
+        return reply
+
+
+@pytest.mark.parametrize("kind", [VectorizedEngine, Overlapping])
+def test_an_error_of_one_chunk_is_not_looked_for_in_the_data_of_another(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+    monkeypatch.setattr(
+        vectorized, "check_site", lambda error, site: looked_at.append(site.client.id)
+    )
+    problem = federation([("a", "b")] * 3, sizes=[6] * 3, names=("a", "b"))
+    algorithm = FSMGDA(local_steps=1, transforms=(_Failing("c0"),))
+    engine = partial(kind, lanes_in_flight=2)
+    with pytest.raises(RuntimeError, match="it broke") as error:
+        fit(problem, algorithm, rounds=1, device="cpu", engine=engine)
+    assert error.value.__notes__ == ["This happened in round 0 at client `c0`."]
+    assert looked_at == []
+
+
+def _mixed(broken: str | None, unlike: str | None) -> Federation:
+    """Six clients, one with a target that is not finite, and one with targets of another kind."""
+    clients = []
+    for i in range(6):
+        inputs, targets = data(6 + i, seed=i)
+        if f"c{i}" == broken:
+            targets[0] = torch.inf
+        if f"c{i}" == unlike:
+            targets = targets.float()
+        clients.append(Client(f"c{i}", (inputs, targets), ("c",) if i == 3 else ("a", "b")))
+    alike = federation()
+    return Federation(alike.model, alike.objectives, clients)
+
+
+@pytest.mark.parametrize("broken", [None, "c1", "c5"])
+@pytest.mark.parametrize("unlike", [None, "c0", "c2", "c5"])
+@pytest.mark.parametrize("cache_bytes", [0, 2**30], ids=["lazy", "at hand"])
+def test_what_is_refused_or_not_alike_while_another_chunk_is_pending_is_as_one_by_one(
+    broken: str | None, unlike: str | None, cache_bytes: int
+) -> None:
+    problem = _mixed(broken, unlike)
+    algorithm = FSMGDA(local_steps=3, batch_size=4)
+    one = fit(problem, algorithm, rounds=2, device="cpu", evaluate="all")
+    engine = partial(Overlapping, lanes_in_flight=4, cache_bytes=cache_bytes)
+    many = fit(problem, algorithm, rounds=2, device="cpu", engine=engine, evaluate="all")
+    assert relative(flat(many.model), flat(one.model)) < 1e-10
+    torch.testing.assert_close(many.losses, one.losses, rtol=1e-9, atol=1e-12)
+    for a, b in zip(one.reports, many.reports, strict=True):
+        assert [str(refusal) for refusal in a.refused] == [str(refusal) for refusal in b.refused]
+        records = [
+            [(r.client, r.objective, r.samples, r.bytes_up) for r in report.clients]
+            for report in (a, b)
+        ]
+        assert records[0] == records[1]
+    assert bool(one.reports[0].refused) == (broken is not None)
+    assert any("not alike" in note for note in _notes(many)) == (unlike is not None)
+
+
+def test_where_memory_runs_out_half_as_many_lanes_are_stepped_at_a_time() -> None:
+    taken: list[int] = []
+
+    class Short(VectorizedEngine):
+        def _steps(self, jobs: Any, pool: Any) -> Any:
+            taken.append(len(jobs))
+            if len(jobs) > 3:
+                raise torch.OutOfMemoryError("pretended")
+            return super()._steps(jobs, pool)
+
+    problem = federation([("a", "b")] * 4, sizes=[6] * 4, names=("a", "b"))
+    algorithm = FSMGDA(local_steps=2, batch_size=4)
+    one = fit(problem, algorithm, rounds=2, device="cpu")
+    other = fit(problem, algorithm, rounds=2, device="cpu", engine=Short)
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
+    assert taken == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
+    assert "memory ran out: 2 lanes at a time from here on" in other.reports[0].notes
+
+
+def test_where_memory_runs_out_beside_another_chunk_that_is_let_in_and_freed_first() -> None:
+    pending: list[bool] = []
+    freed: list[weakref.ref[Any]] = []
+
+    class Short(Overlapping):
+        def _steps(self, jobs: Any, pool: Any) -> Any:
+            pending.append(self._begun is not None)
+            if self._begun is not None:
+                freed.append(weakref.ref(self._begun.replies))
+                raise torch.OutOfMemoryError("pretended")
+            assert not any(each() is not None for each in freed)
+            return super()._steps(jobs, pool)
+
+    problem = federation([("a", "b")] * 3, sizes=[6] * 3, names=("a", "b"))
+    algorithm = FSMGDA(local_steps=2, batch_size=4)
+    one = fit(problem, algorithm, rounds=2, device="cpu")
+    engine = partial(Short, lanes_in_flight=2)
+    other = fit(problem, algorithm, rounds=2, device="cpu", engine=engine)
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
+    assert pending == [False, True, *[False] * 5]  # From then on there is never another.
+    assert (
+        _notes(other).count("memory ran out: one chunk of lanes after the other from here on") == 1
+    )
+
+
+def test_where_memory_runs_out_for_a_single_lane_it_is_an_error() -> None:
+    class Short(VectorizedEngine):
+        def _steps(self, jobs: Any, pool: Any) -> Any:
+            raise torch.OutOfMemoryError("pretended")
+
+    with pytest.raises(torch.OutOfMemoryError, match="pretended"):
+        fit(federation(), FSMGDA(local_steps=2), rounds=1, device="cpu", engine=Short)
+
+
+def test_where_memory_runs_out_for_anchors_half_of_the_clients_are_taken_at_a_time() -> None:
+    taken: list[int] = []
+
+    class Short(VectorizedEngine):
+        def _jobs(self, chunk: Any, *rest: Any) -> Any:
+            if chunk[0].lanes:
+                taken.append(len(chunk))
+            if chunk[0].lanes and len(chunk) > 1:
+                raise torch.OutOfMemoryError("pretended")
+            return super()._jobs(chunk, *rest)
+
+    problem = federation([("a", "b")] * 3, sizes=[6] * 3, names=("a", "b"))
+    algorithm = FSMGDA(local_steps=2, batch_size=4)
+    one = fit(problem, algorithm, rounds=2, device="cpu")
+    other = fit(problem, algorithm, rounds=2, device="cpu", engine=Short)
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
+    assert taken == [3, 2, 1, 1, 1, 1, 1, 1]
+    assert "memory ran out: 2 lanes at a time from here on" in other.reports[0].notes
 
 
 def test_the_engines_options_reach_it_through_auto() -> None:

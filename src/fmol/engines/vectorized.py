@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -51,6 +52,10 @@ class _Begun(NamedTuple):
     replies: Replies
     rows: Callable[[], Rows]
     clients: int
+    seconds: float
+    """What it took so far, without what was done for other chunks in between."""
+    fold: Fold | None
+    tally: Tally
 
 
 class VectorizedEngine(SequentialEngine):
@@ -117,8 +122,10 @@ class VectorizedEngine(SequentialEngine):
         self._copies: dict[torch.device, Pool] = {}
         self._notes: list[str] = []
         self._most = MOST_LANES
-        self._clock = 0.0
-        """When the last chunk was done."""
+        self._begun: _Begun | None = None
+        """The chunk that is still to be let in."""
+        # A CPU is done with a chunk when it has been told of it: nothing goes on beside the next one.
+        self._overlaps = self.device.type == "cuda"
 
     def expect(self, rounds: int) -> None:
         """Takes note of how many rounds are to come: whether compiling pays hangs on it."""
@@ -140,7 +147,7 @@ class VectorizedEngine(SequentialEngine):
         work: Work | None = None,
         transforms: Sequence[Transform] = (),
     ) -> tuple[Any, Receipt]:
-        started = self._clock = perf_counter()
+        started = perf_counter()
         tally = Tally()
         self._notes = tally.notes
         for worker in self._workers:
@@ -166,50 +173,109 @@ class VectorizedEngine(SequentialEngine):
             tally.notes.append(f"clients were computed one by one: {reason}")
             self._one_by_one(asks, fold, work, transforms, tally)
             return
-        begun: _Begun | None = None
-        for chunk in self._chunks(asks):
-            sites = {ask.client: self._site_of(ask) for ask in chunk}
-            pool = self._pool_for(sites)
-            if pool is None:
-                self._end(begun, fold, tally)
-                begun = None
-                tally.notes.append("clients whose data are not alike were computed one by one")
-                self._one_by_one(chunk, fold, work, transforms, tally)
-                continue
-            jobs = self._jobs(chunk, sites)
-            try:
-                steps = self._descend(jobs, pool)
-                rows = steps.rows()
-                # While the device computes: the chunk before, and what is known without this one.
-                self._end(begun, fold, tally)
-                begun = None  # Its updates need not wait for the scores.
-                for worker in self._workers:
-                    worker.draw_ahead()
-                scores, held_out = self._scores(chunk, sites, pool)  # Here it waits for the device.
-            except RuntimeError as error:
-                for site in sites.values():
-                    check_site(error, site)
-                raise
-            replies = Replies(chunk, sites, jobs, self.federation.layout, transforms)
-            replies.prepare(steps.deltas, scores, held_out, self._masked)
-            if fold is not None:
-                replies.fold_ahead(fold, steps.deltas)
-            begun = _Begun(replies, rows, len(chunk))
-        self._end(begun, fold, tally)
+        try:
+            for chunk in self._chunks(asks):
+                left = [chunk]
+                while left:
+                    left[:1] = self._begin(left[0], fold, work, transforms, tally)
+            self._end()
+        finally:
+            self._begun = None  # After an error nothing more of this round is let in.
 
-    def _end(self, begun: _Begun | None, fold: Fold | None, tally: Tally) -> None:
-        """Lets in what a chunk came to, which the device may still compute."""
+    def _begin(
+        self,
+        chunk: list[Ask],
+        fold: Fold | None,
+        work: Work | None,
+        transforms: Sequence[Transform],
+        tally: Tally,
+    ) -> list[list[Ask]]:
+        """Tells the device to take a chunk's steps, and lets in the chunk before.
+
+        Gives what is to be begun in its place: nothing, or where memory ran out smaller chunks.
+        """
+        sites = {ask.client: self._site_of(ask) for ask in chunk}
+        pool = self._pool_for(sites)
+        if pool is None or not self._overlaps:
+            self._end()
+        if pool is None:
+            tally.notes.append("clients whose data are not alike were computed one by one")
+            self._one_by_one(chunk, fold, work, transforms, tally)
+            return []
+        started = perf_counter()
+        taken = self._take(chunk, sites, pool)
+        if taken is None:
+            return self._make_room(chunk)
+        jobs, steps = taken
+        rows = steps.rows()
+        seconds = perf_counter() - started
+        # While the device computes: the chunk before, whose updates are gone before scores take memory,
+        # and what is known without this one.
+        self._end()
+        started = perf_counter()
+        for worker in self._workers:
+            worker.draw_ahead()
+        with _checked(sites):
+            scores, held_out = self._scores(chunk, sites, pool)  # Here it waits for the device.
+        replies = Replies(chunk, sites, jobs, self.federation.layout, transforms)
+        replies.prepare(steps.deltas, scores, held_out, self._masked)
+        if fold is not None:
+            replies.fold_ahead(fold, steps.deltas)
+        seconds += perf_counter() - started
+        self._begun = _Begun(replies, rows, len(chunk), seconds, fold, tally)
+        return []
+
+    def _end(self) -> None:
+        """Lets in what the chunk before came to, if there is one; the device may still compute it."""
+        begun, self._begun = self._begun, None
         if begun is None:
             return
+        started = perf_counter()
         replies, rows = begun.replies, begun.rows()  # And here, where no scores are asked for.
-        now = perf_counter()
-        seconds, self._clock = (now - self._clock) / begun.clients, now
+        seconds = (begun.seconds + perf_counter() - started) / begun.clients
         for answer in replies.finish(rows):
             reply, refusals = answer.reply, answer.refusals
             self._hold_back(answer.site, reply, refusals)
-            tally.add(reply, refusals, answer.up, answer.down, answer.norms, seconds=seconds)
-        if fold is not None:
-            replies.fold_into(fold, rows)
+            begun.tally.add(reply, refusals, answer.up, answer.down, answer.norms, seconds=seconds)
+        if begun.fold is not None:
+            replies.fold_into(begun.fold, rows)
+
+    def _take(
+        self, chunk: Sequence[Ask], sites: Mapping[str, Site], pool: Pool
+    ) -> tuple[list[Job], Steps] | None:
+        """The lanes of a chunk, and their steps; None where memory ran out and less may be tried."""
+        try:
+            with _checked(sites):
+                jobs = self._jobs(chunk, sites)
+                return jobs, self._descend(jobs, pool)
+        except torch.OutOfMemoryError:
+            if self._begun is None and len(chunk) == 1:
+                raise
+            return None
+
+    def _make_room(self, chunk: list[Ask]) -> list[list[Ask]]:
+        """After memory ran out: the same chunk once there is no other beside it, or its halves."""
+        if self._begun is not None:
+            self._overlaps = False
+            self._warn("memory ran out: one chunk of lanes after the other from here on")
+            self._end()
+            torch.cuda.empty_cache()
+            return [chunk]
+        half = (len(chunk) + 1) // 2
+        self._keep_to(max(1, sum(len(ask.lanes) for ask in chunk[:half])))
+        return [chunk[:half], chunk[half:]]
+
+    def _keep_to(self, lanes: int) -> None:
+        """After memory ran out: no more lanes at a time than these."""
+        torch.cuda.empty_cache()
+        lanes = min(lanes, self._most)
+        self._limits = dict.fromkeys(self._limits, lanes)
+        self._most = lanes
+        self._warn(f"memory ran out: {lanes} lanes at a time from here on")
+
+    def _warn(self, note: str) -> None:
+        logger.warning(note)
+        self._notes.append(note)
 
     def _say(self, note: str) -> None:
         self._notes.append(note)
@@ -333,25 +399,22 @@ class VectorizedEngine(SequentialEngine):
     # ---- steps -------------------------------------------------------------------------------
 
     def _descend(self, jobs: Sequence[Job], pool: Pool) -> Steps:
-        """Lines 1–3 for every job; halves what it does at a time where memory runs out."""
+        """Lines 1–3 for every job; halves what it does at a time where memory runs out, unless another
+        chunk takes a part of it."""
         parts: list[tuple[Tensor, Tensor]] = []
         # A single client may have more lanes than fit.
         start, size = 0, min(len(jobs), self._most)
         while start < len(jobs):
             try:
                 parts += self._steps(jobs[start : start + size], pool)
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-                size = (size + 1) // 2
-                torch.cuda.empty_cache()
-                self._limits = dict.fromkeys(self._limits, size)
-                self._most = size
-                note = f"memory ran out: {size} lanes at a time from here on"
-                logger.warning(note)
-                self._notes.append(note)
+                start += size
                 continue
-            start += size
+            except torch.OutOfMemoryError:
+                if size == 1 or self._begun is not None:
+                    raise
+            # Out here: as long as there is an error, so is all that its frames refer to.
+            size = (size + 1) // 2
+            self._keep_to(size)
         if not parts:
             return Steps(torch.empty(0, 0), torch.empty(3, 0))
         deltas = parts[0][0] if len(parts) == 1 else torch.cat([delta for delta, _ in parts])
@@ -427,6 +490,17 @@ class VectorizedEngine(SequentialEngine):
             client: evaluate(self._model, samples, wanted[client], batch_size=size, metrics=True)
             for client, samples in own.items()
         }
+
+
+@contextmanager
+def _checked(sites: Mapping[str, Site]) -> Iterator[None]:
+    """Where something fails within it, says so if it is because of the data of one of these clients."""
+    try:
+        yield
+    except RuntimeError as error:
+        for site in sites.values():
+            check_site(error, site)
+        raise
 
 
 def _pool_of_all(federation: Federation, device: torch.device, most: int) -> Pool | None:
