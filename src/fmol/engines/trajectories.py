@@ -65,8 +65,8 @@ class LaneSteps:
         self.early = self.delta
         """Δ after the first steps, `EARLY` of them where there are as many."""
         self._taken = self._everyone = 0
-        if self.lr is None and self.X.is_cuda:
-            self.lr = self.X.new_full((1,), self.local.lr)
+        if self.lr is None and self.X.is_cuda and self.X.dtype == torch.float32:
+            self.lr = self.X.new_full((1,), self.local.lr)  # As the kernel for it wants it.
 
     def step(self, batch: Batch, active: Tensor | None, last: bool) -> None:
         """One step of the lanes that are `active` `[L]`, None for all; the `last` moves Δ alone."""
