@@ -263,9 +263,10 @@ def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
     """`G = ΔΔᵀ` `[S, S]` in float64, on the CPU, from `deltas` `[S, d]` in any floating dtype.
 
     Products of short chunks are taken in the deltas' own precision and summed in float64: as fast
-    as one float32 product and about a thousand times more accurate. (On GPUs that are quick at it, all
-    of it is in float64.) Where a row is so small or so large that its squares might leave the range of
-    float32, it is done again with rows brought to the same magnitude.
+    as one float32 product and about a thousand times more accurate. Where a row is so small or so large
+    that its squares might leave the range of float32, it is done again with rows brought to the same
+    magnitude. On GPUs that are quick at it, all of it is in float64 from the start, which has room for
+    every square: there it is exact to the last digits whatever the rows' size.
     """
     if deltas.element_size() < 4:
         deltas = deltas.float()
@@ -274,9 +275,10 @@ def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
         return deltas.mm(deltas.T).cpu()
     if s == 0 or d == 0:
         return torch.zeros(s, s, dtype=torch.float64)
-    total = _gram_on_gpu(deltas) if deltas.is_cuda else None
-    if total is None:
-        total = _chunked_products(deltas, None, chunk).cpu()
+    total = _gram_on_gpu(deltas)
+    if total is not None and bool(total.isfinite().all()):
+        return total
+    total = _chunked_products(deltas, None, chunk).cpu()
     norms = total.diagonal()
     # A norm is between the largest value and √d times that.
     if bool(((norms >= 1e-24 * d) & (norms <= 1e24)).all()):
@@ -292,6 +294,9 @@ def gramian(deltas: Tensor, *, chunk: int = 512) -> Tensor:
 
 
 def _gram_on_gpu(deltas: Tensor) -> Tensor | None:
+    """The same in one pass in float64; None where there is no kernel for it."""
+    if not deltas.is_cuda:
+        return None
     from fmol.kernels.gram import gram
 
     return gram(deltas)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fmol import aggregate
 from fmol.aggregate import MeanFold, Means, Weighting, gramian
 from fmol.engines.seam import Ask, Lane, Reply
 from support import relative
@@ -279,6 +280,26 @@ def test_the_gramian_of_many_rows_goes_in_blocks() -> None:
     """With 1500 rows a block is one chunk, so that three of them and a rest are put together."""
     numbers = whole_numbers(1500, 3 * 16 + 5)
     assert torch.equal(gramian(numbers.float(), chunk=16), numbers @ numbers.T)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+def test_what_a_kernel_in_double_precision_gives_is_not_computed_again(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = vectors(3).float()
+    rows[1] *= scale
+    exact = rows.double() @ rows.double().T
+    monkeypatch.setattr(aggregate, "_gram_on_gpu", lambda deltas: exact)
+    assert gramian(rows) is exact
+
+
+def test_what_a_kernel_gives_that_is_not_finite_is_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = whole_numbers(3, 50)
+    lost = torch.full((3, 3), torch.nan, dtype=torch.float64)
+    monkeypatch.setattr(aggregate, "_gram_on_gpu", lambda deltas: lost)
+    assert torch.equal(gramian(numbers.float()), numbers @ numbers.T)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0], ids=["both signs", "one sign"])
