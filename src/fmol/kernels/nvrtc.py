@@ -16,24 +16,25 @@ __all__ = ["CudaKernel", "compile_kernel"]
 class CudaKernel:
     """A kernel on one device; called with a grid, a block and its arguments."""
 
-    def __init__(self, function: ctypes.c_void_p) -> None:
-        self._function = function
+    def __init__(self, function: ctypes.c_void_p, device: torch.device) -> None:
+        self._function, self._device = function, device
 
     def __call__(
         self, grid: tuple[int, int], threads: int, arguments: Sequence[Tensor | int]
     ) -> None:
-        """Starts it on the current stream. Tensors go as addresses: it must know how they lie."""
+        """Starts it on its device's current stream. Tensors go as addresses: it knows how they lie."""
         values = [
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a)
             for a in arguments
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _check(
-            _driver().cuLaunchKernel(
-                self._function, *grid, 1, threads, 1, 1, 0, stream, pointers, None
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+        with torch.cuda.device(self._device):
+            _check(
+                _driver().cuLaunchKernel(
+                    self._function, *grid, 1, threads, 1, 1, 0, stream, pointers, None
+                )
             )
-        )
 
 
 def compile_kernel(source: str, name: str, device: torch.device) -> CudaKernel:
@@ -48,7 +49,7 @@ def compile_kernel(source: str, name: str, device: torch.device) -> CudaKernel:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-    return CudaKernel(function)
+    return CudaKernel(function, device)
 
 
 def _compile(source: str, architecture: str) -> bytes:
