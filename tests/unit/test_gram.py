@@ -22,7 +22,7 @@ def test_the_kernel_computes_all_inner_products(
         return OnCpu("gram", gram.kernel_text(s, aligned), tmp_path)
 
     monkeypatch.setattr(gram, "_kernel", build)
-    monkeypatch.setattr(gram, "BLOCKS", 2)
+    monkeypatch.setattr(gram, "MOST_BLOCKS", 2)
     monkeypatch.setattr(gram, "WARPS", 2)
     torch.manual_seed(0)
     rows = torch.randn(s, d) * torch.logspace(-6, 6, s)[:, None]

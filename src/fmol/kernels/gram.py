@@ -17,8 +17,8 @@ MOST_ROWS = 64
 """With more, the sums do not fit into a thread's registers."""
 WARPS = 8
 """Of a block."""
-BLOCKS = 1056
-"""Of a device, at most: each multiprocessor has several to go through."""
+MOST_BLOCKS = 1056
+"""Of a device: each multiprocessor has several to go through."""
 QUICK = {(8, 0), (9, 0), (10, 0)}
 """Devices whose tensor cores are quick in double precision: of Ampere, Hopper and Blackwell those for
 data centres."""
@@ -37,7 +37,7 @@ def gram(rows: Tensor) -> Tensor | None:
     if kernel is None:
         return None
     parts = -(-d // (16 * WARPS * _runs(s)))
-    turns = -(-parts // min(parts, BLOCKS))
+    turns = -(-parts // min(parts, MOST_BLOCKS))
     blocks = -(-parts // turns)
     sums = torch.empty(blocks * WARPS, _tiles(s), 16, 8, dtype=torch.float64, device=rows.device)
     kernel((blocks, 1), 32 * WARPS, [rows, sums, d, turns])
