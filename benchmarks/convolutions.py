@@ -79,7 +79,10 @@ def measure(shape: tuple[int, ...], lanes: int, batch: int) -> dict[str, dict[st
     channels, side, filters, kernel, stride, padding, _ = shape
     out = (side + 2 * padding - kernel) // stride + 1
     x = torch.randn(lanes, batch, channels, side, side, device="cuda")
-    w = torch.randn(lanes, filters, channels, kernel, kernel, device="cuda")
+    # As parameters lie: parts of rows that hold all of a lane's, biases after the weights.
+    taps = filters * channels * kernel * kernel
+    w = torch.randn(lanes, taps + filters, device="cuda")[:, :taps]
+    w = w.view(lanes, filters, channels, kernel, kernel)
     g = torch.randn(lanes, batch, filters, out, out, device="cuda")
     how = (stride, stride), (padding, padding), (1, 1)
     calls: dict[str, Callable[[], Any]] = {
