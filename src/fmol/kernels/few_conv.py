@@ -18,8 +18,9 @@ from torch import Tensor
 from fmol.kernels import direct_conv, tensor_conv
 from fmol.kernels.fallbacks import fall_back
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
+from fmol.kernels.strides import aligned, at_once, in_lanes
 
-__all__ = ["DIRECT", "TENSOR", "Shape", "Way", "adding_text", "convolve", "correlate", "in_lanes"]
+__all__ = ["DIRECT", "TENSOR", "Shape", "Way", "adding_text", "convolve", "correlate"]
 
 MOST_CHANNELS = 32
 """With more, products of matrices are faster."""
@@ -80,8 +81,9 @@ def convolve(
         if tiles is None:
             continue
         w = in_lanes(w)
-        beside = _beside(w)
-        sizes = _frozen(shape, tiles, BIAS=b is not None, TURNED=turned, BESIDE=beside)
+        # Named only where it is looked at: every other value is another kernel to compile.
+        beside = {"BESIDE": at_once(w)} if way is TENSOR and not turned else {}
+        sizes = _frozen(shape, tiles, BIAS=b is not None, TURNED=turned, **beside)
         kernel = _kernel(way, "convolve", sizes, x.device)
         if kernel is None:
             continue
@@ -91,7 +93,7 @@ def convolve(
         bias = w if b is None else in_lanes(b)
         threads = way.convolve_threads(shape, tiles)
         apart = w.stride(0), bias.stride(0)
-        kernel((blocks, lanes), threads, [_aligned(x), w, bias, out, images, *apart])
+        kernel((blocks, lanes), threads, [aligned(x), w, bias, out, images, *apart])
         return out
     return None
 
@@ -111,9 +113,7 @@ def correlate(x: Tensor, g: Tensor, shape: Shape) -> tuple[Tensor, Tensor] | Non
         taps = shape["C"] * shape["KH"] * shape["KW"]
         parts = x.new_empty(lanes, splits, shape["F"], taps + 1)
         threads = way.correlate_threads(shape, tiles)
-        kernel(
-            (splits, lanes), threads, [_aligned(x), _aligned(g), parts, images, per_split, splits]
-        )
+        kernel((splits, lanes), threads, [aligned(x), aligned(g), parts, images, per_split, splits])
         sizes = lanes, shape["F"], shape["C"], shape["KH"], shape["KW"]
         add_parts = _adding(x.device)
         if add_parts is None:
@@ -149,28 +149,6 @@ def _images_each(images: int, lanes: int) -> int:
     most = max(1, min(images, lanes * images // SPLIT_BLOCKS))
     even = next(n for n in range(most, 0, -1) if images % n == 0)
     return even if 2 * even > most else -(-images // -(-images // most))
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """As kernels read it: four numbers at a time, where they begin at a multiple of as many bytes."""
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor
-
-
-def in_lanes(tensor: Tensor) -> Tensor:
-    """The same with all numbers of a lane in a row, lanes as far apart as they are where that is so:
-    parameters are parts of rows that hold all of a lane's."""
-    if tensor[0].is_contiguous():
-        return tensor
-    return tensor.contiguous()
-
-
-def _beside(w: Tensor) -> int:
-    """How many of the weights `[L, …]` can be read at once, wherever a lane's begin."""
-    for count in (4, 2):
-        if w.data_ptr() % (4 * count) == 0 and w.stride(0) % count == 0:
-            return count
-    return 1
 
 
 @cache

@@ -16,7 +16,8 @@ import triton
 from torch import Tensor
 
 from fmol.kernels import lane_kernels as kernels
-from fmol.kernels.few_conv import convolve, correlate, in_lanes
+from fmol.kernels.few_conv import convolve, correlate
+from fmol.kernels.strides import in_lanes
 
 __all__ = ["lane_conv2d", "lane_conv2d_input", "lane_conv2d_weight"]
 
@@ -131,20 +132,21 @@ def _product_last(
     x: Tensor,
     w: Tensor,
     size: Sequence[int],
-    stride: Pair,
     padding: Pair,
     dilation: Pair,
     *,
     turned: bool,
 ) -> Tensor:
-    """`_product` by tensor cores; `turned`, that of weights `[L, C, F, k, k]`, the last tap first."""
+    """`_product` without gaps, by tensor cores; `turned`, that of weights `[L, C, F, k, k]`, the last
+    tap first."""
     lanes, images, channels = x.shape[:3]
     filters = w.shape[2] if turned else w.shape[1]
     weights = _last(w, 1 if turned else filters, channels)
     pictures = _last(x, images, channels)
     out = torch.empty(lanes, images, filters, *size, dtype=x.dtype, device=x.device)
     like = w.transpose(1, 2) if turned else w
-    sizes = _sizes(x, like, size, stride, padding, dilation)
+    sizes = _sizes(x, like, size, (1, 1), padding, dilation)
+    del sizes["SH"], sizes["SW"]
     t = {"BM": 64, "BN": 128, "num_warps": 4} if filters < 128 else {"BM": 128, "BN": 128}
     t = {"BK": TOGETHER, "num_warps": 8, "num_stages": 3} | t
     grid = (
@@ -193,7 +195,7 @@ def lane_conv2d(
     if not tiles and _by_rows(w, out):
         return _product_by_rows(x, w, b, out, stride, padding, dilation)
     if not tiles and stride == (1, 1) and _lies_better_last(x, w.shape[1], out):
-        found = _product_last(x, w, out, stride, padding, dilation, turned=False)
+        found = _product_last(x, w, out, padding, dilation, turned=False)
         return found if b is None else found.add_(b[:, None, :, None, None])
     return _product(x, w, b, out, stride, padding, dilation, tiles)
 
@@ -310,9 +312,7 @@ def lane_conv2d_input(
         return _input_by_folding(g, w, x, stride, padding, dilation, tiles, by_library)
     if not tiles and stride == (1, 1) and _lies_better_last(g, x.shape[2], x.shape[3:]):
         behind = [dilation[i] * (w.shape[3 + i] - 1) - padding[i] for i in (0, 1)]
-        return _product_last(
-            g, w, x.shape[3:], (1, 1), (behind[0], behind[1]), dilation, turned=True
-        )
+        return _product_last(g, w, x.shape[3:], (behind[0], behind[1]), dilation, turned=True)
     if stride == (1, 1):
         return _turned(g, w, x.shape[3:], (0, 0), (1, 1), padding, dilation, tiles)
     # A pixel meets those weights alone whose place has the same remainder as its own: one small

@@ -74,7 +74,7 @@ def forward_last(
     x, w, out, images,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -91,7 +91,7 @@ def forward_last(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     image, p = n // P, n % P
-    top, left = (p // OW) * SH - PH, (p % OW) * SW - PW
+    top, left = p // OW - PH, p % OW - PW
     x += lane * images * H * W * C
     w += lane * F * KK * C
     acc = tl.zeros((BM, BN), dtype=tl.float32)
