@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+from pathlib import Path
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
@@ -13,5 +14,8 @@ torch.set_num_threads(1)
 
 # In the background of a shell interrupts are ignored, also by what tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Kernels that tests compile are kept with what else is kept of tests, and not in somebody's home.
+os.environ.setdefault("FMOL_CACHE", str(Path(__file__).parent / ".pytest_cache" / "fmol"))
 
 collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["src/fmol/flower/*.py"]

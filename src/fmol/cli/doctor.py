@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from fmol import __version__
+from fmol.kernels.cpu import find_compiler
 from fmol.options import expected, explain_options, list_options
 from fmol.problems import PROBLEMS, find_problem
 from fmol.problems.loading import DATA_VARIABLE, find_data
@@ -48,6 +49,7 @@ def check_up(data_dir: Path | None) -> Iterator[str]:
             yield f"cuda:{i}   {name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
     else:
         yield "cuda     no device that torch can use"
+    yield f"c++      {find_compiler() or 'no compiler, so no kernels of our own on a CPU'}"
     yield "extras"
     for extra, modules in EXTRAS.items():
         missing = [each for each in modules if importlib.util.find_spec(each) is None]

@@ -19,6 +19,7 @@ from fmol.engines.sequential import SequentialEngine
 from fmol.engines.vectorized import VectorizedEngine
 from fmol.engines.worker import Compile, LaneWorker
 from fmol.federation import Federation
+from fmol.kernels.cpu_conv import missing_libraries
 from fmol.local import descend, step_count
 
 __all__ = ["AutoEngine", "Choice"]
@@ -41,6 +42,11 @@ nothing with convolutions alone, which are a library's."""
 COMPILE_WINS = {"dense": 1.0, "norms": 1.0, "convolutions": 0.9}
 """Of the time of other steps, how much compiled ones may take at most. Where they win next to nothing,
 two timings of a few steps may say either, and the rounds to come were slower by a tenth."""
+BUILD_SECONDS = 2.0
+"""What compiling a kernel for a CPU takes, about; once on a machine, since it is kept on disk."""
+BUILD_GAIN = 0.4
+"""How much of the time of a model's steps such kernels save, about: they are for models whose steps are
+mostly theirs."""
 MOST_PARAMETERS = 2**22
 """Of models whose lanes may be side by side on a CPU. With more, a step is passes over memory, which
 take far longer than Python does."""
@@ -104,6 +110,12 @@ class AutoEngine(VectorizedEngine):
 
     def _choose(self, asks: Sequence[Ask], work: Work | None) -> str:
         """Settles which engine it is; gives the reason in words."""
+        missing = missing_libraries(self.federation.model) if self.device.type == "cpu" else set()
+        if missing and any(ask.lanes for ask in asks):
+            saved = BUILD_GAIN * self._seconds_left(asks, self._time_apart(asks))
+            if saved < BUILD_SECONDS * len(missing):
+                self._settle("sequential")
+                return "engine sequential: the run is too short for kernels to be compiled first"
         reason = self._why_not(asks, work)
         if reason is not None:
             self._settle("sequential")
@@ -132,18 +144,21 @@ class AutoEngine(VectorizedEngine):
 
     def _may_compile(self, asks: Sequence[Ask], step: float) -> bool:
         """Whether a run is so long that trying it costs next to nothing; a lane's `step` in seconds."""
-        worker = self._workers[0]
-        if worker.compile != "auto" or self.device.type != "cpu":
+        if self._workers[0].compile != "auto" or self.device.type != "cpu":
             return False
+        cost = COMPILE_SECONDS["later" if LaneWorker.has_compiled else "first"]
+        cost += COMPILE_EACH * len(self.federation.layout.names)
+        share = COMPILE_SHARE[_kind_of(self.federation.model)]
+        return self._seconds_left(asks, step) * share > cost
+
+    def _seconds_left(self, asks: Sequence[Ask], step: float) -> float:
+        """What all rounds to come take, about, where a lane's step takes so long."""
         first = next(ask for ask in asks if ask.lanes)
         assert first.local is not None
         # As many for all as for the first: others' data may have to be made before they are known.
         each = step_count(first.local, len(self._site(first.client).samples))
         steps = each * sum(len(ask.lanes) for ask in asks)
-        cost = COMPILE_SECONDS["later" if LaneWorker.has_compiled else "first"]
-        cost += COMPILE_EACH * len(self.federation.layout.names)
-        share = COMPILE_SHARE[_kind_of(self.federation.model)]
-        return worker.rounds_left * steps * step * share > cost
+        return self._workers[0].rounds_left * steps * step
 
     def _time_compiled(self, asks: Sequence[Ask]) -> tuple[float, str]:
         """Seconds for one step of one lane beside others, compiled, and why it cannot be, if so."""
@@ -158,7 +173,6 @@ class AutoEngine(VectorizedEngine):
         first = next(ask for ask in asks if ask.lanes)
         assert first.local is not None
         local = replace(first.local, steps=2, epochs=None)
-        site = self._site(first.client)
         chunk = next(self._chunks(asks))
         sites = {ask.client: self._site(ask.client) for ask in chunk}
         jobs = self._jobs(chunk, sites, local)[: self._most]
@@ -166,16 +180,26 @@ class AutoEngine(VectorizedEngine):
         if pool is None:
             return 0.0, math.inf, len(jobs)  # Such clients are computed one by one anyway.
 
-        def apart() -> None:
-            descend(replace(first, local=local), first.lanes[0], site)
-
         def together() -> None:
             self._steps(jobs, pool)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
 
+        apart = self._time_apart(asks)
         with rng.torch_stream(self.device, self.seed, "model", "probe"):
-            return _best(apart) / 2, _best(together) / 2 / len(jobs), len(jobs)
+            return apart, _best(together) / 2 / len(jobs), len(jobs)
+
+    def _time_apart(self, asks: Sequence[Ask]) -> float:
+        """Seconds for one step of one lane by itself."""
+        first = next(ask for ask in asks if ask.lanes)
+        assert first.local is not None
+        local, site = replace(first.local, steps=2, epochs=None), self._site(first.client)
+
+        def apart() -> None:
+            descend(replace(first, local=local), first.lanes[0], site)
+
+        with rng.torch_stream(self.device, self.seed, "model", "probe"):
+            return _best(apart) / 2
 
 
 def _kind_of(model: nn.Module) -> str:

@@ -1,6 +1,7 @@
 """Convolutions in which every lane has weights of its own, whatever the module that makes them.
 
-And poolings, which on a CPU are the slower half of a small network unless channels come last.
+And poolings, which on a CPU are the slower half of a small network unless channels come last, or
+kernels of our own compute them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fmol.kernels import cpu_conv
+from fmol.kernels.cpu import Library, is_at_hand
+
 __all__ = ["LaneConvolutions"]
 
 
@@ -23,8 +27,14 @@ class LaneConvolutions(TorchFunctionMode):
     """Convolutions with weights of each lane's own, as products of matrices.
 
     Batched by `vmap` alone they become one convolution with a group per lane, which is slow
-    everywhere.
+    everywhere. On a CPU kernels of our own may be better still; `say` is told when they are compiled.
     """
+
+    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
+        super().__init__()
+        self._say = say
+        self._planes = False
+        """Whether images lie plane by plane, as kernels of our own leave them."""
 
     def __torch_function__(
         self,
@@ -36,11 +46,14 @@ class LaneConvolutions(TorchFunctionMode):
         if func is functional.conv2d:
             call = _conv2d_call(*args, **(kwargs or {}))
             if call is not None:
-                return _LaneConv2d.apply(*call)  # type: ignore[no-untyped-call]
+                own = self._has_kernels(*call)
+                self._planes = self._planes or own
+                return _LaneConv2d.apply(*call, own)  # type: ignore[no-untyped-call]
         if func in (functional.max_pool2d, torch.max_pool2d):
             pooling = _max_pool2d_call(*args, **(kwargs or {}))
             if pooling is not None:
-                return _LaneMaxPool2d.apply(*pooling)  # type: ignore[no-untyped-call]
+                own = self._planes and self._pools_planes(*pooling)
+                return _LaneMaxPool2d.apply(*pooling, own)  # type: ignore[no-untyped-call]
         if func is functional.group_norm:
             # Batched, it asks how its input lies in memory, which nobody answers for channels last.
             args = (args[0].contiguous(), *args[1:])
@@ -48,6 +61,24 @@ class LaneConvolutions(TorchFunctionMode):
             # What is not contiguous here is so where each lane is by itself.
             return torch.Tensor.reshape(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def _has_kernels(self, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> bool:
+        """Whether a convolution is one for kernels of our own on a CPU."""
+        return cpu_conv.fits(x, weight, *how) and self._load(cpu_conv.conv_library(weight))
+
+    def _pools_planes(
+        self, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    ) -> bool:
+        """Whether a pooling is one for kernels of our own on a CPU."""
+        halves = kernel == stride == (2, 2) and padding == (0, 0) and dilation == (1, 1)
+        if not halves or ceil_mode or min(x.shape[-2:]) < 2 or x.dtype not in cpu_conv.REALS:
+            return False
+        return self._load(cpu_conv.pool_library(x))
+
+    def _load(self, library: Library) -> bool:
+        if not is_at_hand(library):
+            self._say("compiling")
+        return cpu_conv.has_library(library)
 
 
 def _conv2d_call(
@@ -102,13 +133,14 @@ class _LaneConv2d(torch.autograd.Function):
         stride: tuple[int, int],
         padding: tuple[int, int],
         dilation: tuple[int, int],
+        own: bool,
     ) -> Tensor:
         return torch.conv2d(input, weight, bias, stride, padding, dilation)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
-        ctx.has_bias, ctx.how = inputs[2] is not None, inputs[3:]
+        ctx.has_bias, ctx.how = inputs[2] is not None, inputs[3:6]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -119,7 +151,7 @@ class _LaneConv2d(torch.autograd.Function):
         grads = torch.ops.aten.convolution_backward(
             grad, input, weight, shape, stride, padding, dilation, False, [0, 0], 1, mask
         )
-        return (*grads, None, None, None)
+        return (*grads, None, None, None, None)
 
     @staticmethod
     def vmap(
@@ -131,6 +163,7 @@ class _LaneConv2d(torch.autograd.Function):
         stride: tuple[int, int],
         padding: tuple[int, int],
         dilation: tuple[int, int],
+        own: bool,
     ) -> tuple[Tensor, int]:
         lanes = info.batch_size
         x = _lead(input, in_dims[0], lanes)
@@ -140,9 +173,9 @@ class _LaneConv2d(torch.autograd.Function):
             return out.reshape(lanes, -1, *out.shape[1:]), 0
         w = _lead(weight, in_dims[1], lanes)
         b = None if bias is None else _lead(bias, in_dims[2], lanes)
-        if not x.is_cuda:
+        if not x.is_cuda and not own:
             return _LoopConv2d.apply(x, w, b, stride, padding, dilation), 0  # type: ignore[no-untyped-call]
-        if _kernels() is not None and x.dtype in KERNEL_DTYPES:
+        if own or (_triton_kernels() is not None and x.dtype in KERNEL_DTYPES):
             return _KernelConv2d.apply(x, w, b, stride, padding, dilation), 0  # type: ignore[no-untyped-call]
         kernel = (w.shape[-2], w.shape[-1])
         size = _out_size(x, w, stride, padding, dilation)
@@ -165,30 +198,33 @@ class _LaneConv2d(torch.autograd.Function):
 
 
 class _LaneMaxPool2d(torch.autograd.Function):
-    """`max_pool2d` of all lanes' images as one batch, channels last."""
+    """`max_pool2d` of all lanes' images as one batch."""
 
     @staticmethod
     def forward(input: Tensor, *how: Any) -> Tensor:
-        return torch.max_pool2d(input, *how)
+        return torch.max_pool2d(input, *how[:-1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
-        ctx.how = inputs[1:]
+        ctx.how = inputs[1:-1]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (input,) = ctx.saved_tensors
         _, indices = torch.ops.aten.max_pool2d_with_indices(input, *ctx.how)
         found = torch.ops.aten.max_pool2d_with_indices_backward(grad, input, *ctx.how, indices)
-        return found, None, None, None, None, None
+        return found, None, None, None, None, None, None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], input: Tensor, *how: Any
     ) -> tuple[Tensor, int]:
         x = _lead(input, in_dims[0], info.batch_size)
-        out = _LastMaxPool2d.apply(x.reshape(-1, *x.shape[2:]), *how)  # type: ignore[no-untyped-call]
+        *usual, own = how
+        if own and x.is_contiguous():
+            return _PlaneMaxPool2d.apply(x), 0  # type: ignore[no-untyped-call]
+        out = _LastMaxPool2d.apply(x.reshape(-1, *x.shape[2:]), *usual)  # type: ignore[no-untyped-call]
         return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
 
 
@@ -211,13 +247,57 @@ class _LastMaxPool2d(torch.autograd.Function):
         return dx, None, None, None, None, None
 
 
+class _PlaneMaxPool2d(torch.autograd.Function):
+    """The largest of every 2 × 2 pixels, of images that lie plane by plane, by a kernel of our own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out, places = _pool(x)
+        ctx.save_for_backward(places)
+        ctx.size = x.shape[-2:]
+        found: Tensor = out
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (places,) = ctx.saved_tensors
+        found: Tensor = _unpool(grad, places, *ctx.size)
+        return found
+
+
+@torch.library.custom_op("fmol::lane_pool2d", mutates_args=())
+def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    return cpu_conv.pool_planes(x)
+
+
+@_pool.register_fake
+def _(x):  # type: ignore[no-untyped-def]
+    out = x.new_empty(*x.shape[:-2], x.shape[-2] // 2, x.shape[-1] // 2)
+    return out, torch.empty_like(out, dtype=torch.uint8)
+
+
+@torch.library.custom_op("fmol::lane_unpool2d", mutates_args=())
+def _unpool(g: Tensor, places: Tensor, height: int, width: int) -> Tensor:
+    return cpu_conv.unpool_planes(g, places, height, width)
+
+
+@_unpool.register_fake
+def _(g, places, height, width):  # type: ignore[no-untyped-def]
+    return g.new_empty(*g.shape[:-2], height, width)
+
+
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @cache
-def _kernels() -> Any:
+def _triton_kernels() -> Any:
     """The module with Triton kernels; None where there is no Triton."""
     return import_module("fmol.kernels.lane_conv") if find_spec("triton") else None
+
+
+def _kernels(x: Tensor) -> Any:
+    """The module that computes convolutions of lanes where these images are."""
+    return _triton_kernels() if x.is_cuda else cpu_conv
 
 
 @torch.library.custom_op("fmol::lane_conv2d", mutates_args=())
@@ -229,7 +309,7 @@ def _conv2d(
     padding: list[int],
     dilation: list[int],
 ) -> Tensor:
-    out: Tensor = _kernels().lane_conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation))
+    out: Tensor = _kernels(x).lane_conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation))
     return out
 
 
@@ -248,7 +328,7 @@ def _conv2d_weight(
     padding: list[int],
     dilation: list[int],
 ) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _kernels().lane_conv2d_weight(
+    found: tuple[Tensor, Tensor] = _kernels(x).lane_conv2d_weight(
         x, g, w, bias, tuple(stride), tuple(padding), tuple(dilation)
     )
     return found
@@ -268,7 +348,7 @@ def _conv2d_input(
     padding: list[int],
     dilation: list[int],
 ) -> Tensor:
-    out: Tensor = _kernels().lane_conv2d_input(
+    out: Tensor = _kernels(x).lane_conv2d_input(
         g, w, x, tuple(stride), tuple(padding), tuple(dilation)
     )
     return out
@@ -308,9 +388,9 @@ class _KernelConv2d(torch.autograd.Function):
 class _LoopConv2d(torch.autograd.Function):
     """One convolution after the other, each with its lane's weights `[L, O, C, k, k]`.
 
-    On a CPU that is faster than any way to do them at once: the library's convolution of one lane
-    keeps to the cache, and unfolded images do not. Channels lie last in memory: gradients and
-    poolings are much faster so.
+    On a CPU, where no kernel of ours fits, that is faster than any way to do them at once: the
+    library's convolution of one lane keeps to the cache, and unfolded images do not. Channels lie
+    last in memory: gradients and poolings are much faster so.
     """
 
     @staticmethod

@@ -7,7 +7,7 @@ their stacked parameters `X` `[L, d]` is every lane's own gradient: one forward 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
@@ -74,8 +74,8 @@ class Pull:
 class LaneModel:
     """A module evaluated for many parameter vectors at once."""
 
-    def __init__(self, model: FlatModel) -> None:
-        self._model = model
+    def __init__(self, model: FlatModel, say: Callable[[str], None] = lambda text: None) -> None:
+        self._model, self._say = model, say
         self._module = model.module
         trainable = set(model.layout.names)
         self._fixed = {
@@ -124,7 +124,7 @@ class LaneModel:
 
         # Attention's fused kernels know nothing of lanes; written out as products, it is batched.
         with (
-            LaneConvolutions(),
+            LaneConvolutions(self._say),
             sdpa_kernel(SDPBackend.MATH),
             in_dtype(self.step_dtype, X.device) as widened,
         ):

@@ -86,7 +86,7 @@ class LaneWorker:
         say: Callable[[str], None],
     ) -> None:
         self.model, self.device = model, model.x.device
-        self.gradients = LaneGradients(LaneModel(model), batched, note)
+        self.gradients = LaneGradients(LaneModel(model, say), batched, note)
         self.rounds_left = 0
         """How many rounds are to come, as far as it is known."""
         self.lane_bytes = 0
