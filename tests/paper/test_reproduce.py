@@ -7,6 +7,7 @@ import math
 import signal
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fmol.cli import commands
 from fmol.cli.commands import fmol
 from fmol.lockstep import stepper
 from fmol.record import RunRecord
@@ -24,6 +26,7 @@ from fmol.reproduce import (
     local_steps,
     missing_data,
     plan_runs,
+    rates,
     reproduce,
 )
 from fmol.reproduce.charts import write_charts
@@ -50,6 +53,7 @@ from fmol.reproduce.numbers import (
     rounds_until_all,
 )
 from fmol.reproduce.section import REPORT
+from fmol.reproduce.text import outcome_lines
 from fmol.reproduce.trials import FAILED
 from fmol.result import Snapshot
 from fmol.rounds import RoundReport
@@ -147,6 +151,47 @@ def test_runs_of_other_settings_in_the_folder_are_refused(tmp_path: Path) -> Non
     )
     with pytest.raises(RunError, match="`seed` was 1 and is 2"):
         reproduce(other, tmp_path, small=True, device="cpu")
+
+
+def test_rates_are_measured_once_and_come_out_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no runs, and still a report; and one seed has no interval."""
+    few = partial(rates.measure_rates, cases=["fmgda-strongly-convex"])
+    monkeypatch.setattr(rates, "measure_rates", few)
+    one = reproduce(EXPERIMENTS["rates"], tmp_path, small=True, seeds=1)
+    written = (tmp_path / RESULTS).read_text()
+    said: list[str] = []
+    two = reproduce(EXPERIMENTS["rates"], tmp_path, small=True, seeds=1, say=said.append)
+    assert said == []
+    assert (tmp_path / RESULTS).read_text() == written
+    names = [path.name for path in two.files]
+    assert names == [RESULTS, "rates.png", "rates.svg", REPORT]
+    assert "FMGDA, strongly convex" in (tmp_path / REPORT).read_text()
+    (claim,) = one.outcome.claims
+    assert "inf" not in claim.evidence + " ".join(outcome_lines(one))
+    content = json.loads(written)
+    assert content["settings"]["local_steps"] == 2
+    ((cell,),) = content["tables"][0]["rows"].values()
+    assert cell["values"] == [one.outcome.tables[0].rows["FMGDA, strongly convex"][0].mean]
+    assert cell["paper"] == pytest.approx(-0.105, abs=1e-3)
+
+
+def test_all_go_on_where_one_fails_and_the_command_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(size: Size, records: Records, place: Place) -> Outcome:
+        raise RuntimeError("not today")
+
+    broken = replace(TINY, name="broken", conclude=fail)
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"broken": broken, "tiny": TINY})
+    told = ["reproduce", "--all", "--small", "--out", str(tmp_path)]
+    found = CliRunner().invoke(fmol, told)
+    assert found.exit_code == 1
+    assert "broken failed" in found.stderr
+    assert "not today" in found.stderr
+    assert "error: 1 of 2 experiments failed: broken." in found.stderr
+    assert "it falls" in found.stdout
 
 
 # ---- many runs at a time -----------------------------------------------------------------------

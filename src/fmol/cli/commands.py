@@ -36,7 +36,7 @@ from fmol.front.result import RESULTS as FRONT
 from fmol.listeners import Progress
 from fmol.problems import ProblemError
 from fmol.rates import CASES, measure_rates, rates_table, write_figure
-from fmol.rates.measuring import RESULTS
+from fmol.rates.measuring import POINTS
 from fmol.record import RunRecord
 from fmol.report import write_report
 from fmol.reproduce import (
@@ -318,7 +318,7 @@ def front(
     type=FOLDER,
     default=Path("rates"),
     show_default=True,
-    help="Where results.json and the figure go; what is there already is not measured again.",
+    help="Where points.json and the figure go; what is there already is not measured again.",
 )
 @click.option("--small", is_flag=True, help="Fewer rounds and seeds: a first look in a minute.")
 @click.option(
@@ -332,7 +332,7 @@ def rates(out: Path, small: bool, seeds: int | None, cases: Sequence[str], quiet
     """Measures how fast FMGDA and FSMGDA converge, and puts the slopes beside the paper's Table 1."""
     console = Console(quiet)
     result = measure_rates(small=small, seeds=seeds, cases=cases or None, out=out, say=console.say)
-    console.print(*rates_table(result), f"results: {out / RESULTS}")
+    console.print(*rates_table(result), f"points: {out / POINTS}")
     console.print(*(f"figure: {path}" for path in write_figure(out, result)))
 
 
@@ -394,8 +394,10 @@ def reproduce_command(
         return
     if (name is None) == (not everything):
         raise click.UsageError("name one experiment, or give --all; --list says which there are.")
+    failed: list[str] = []
+    chosen = list(EXPERIMENTS) if everything else [str(name)]
     with console:
-        for each in list(EXPERIMENTS) if everything else [str(name)]:
+        for each in chosen:
             experiment = EXPERIMENTS[each]
             lacking = missing_data(experiment, small, data_dir)
             if everything and lacking:
@@ -423,8 +425,17 @@ def reproduce_command(
                 )
             except UnfinishedError as unfinished:  # As it was asked for.
                 console.print(str(unfinished))
+            except StoppedError:
+                raise
+            except Exception as error:  # Whatever it is: those after it have nothing to do with it.
+                if not everything:
+                    raise
+                failed.append(each)
+                console.complain(f"{each} failed: {describe(error)}")
             else:
                 console.print(*outcome_lines(found))
+    if failed:
+        raise RunError(f"{len(failed)} of {len(chosen)} experiments failed: {', '.join(failed)}.")
 
 
 @fmol.command()

@@ -165,6 +165,10 @@ class Outcome:
     claims: Sequence[Claim] = ()
     panels: Sequence[Panel] = ()
     radars: Sequence[Radar] = ()
+    figures: Sequence[Path] = ()
+    """Those that the experiment drew itself."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What its numbers were computed with, beyond what its runs say."""
 
 
 @dataclass(frozen=True)

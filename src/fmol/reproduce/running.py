@@ -88,8 +88,8 @@ def reproduce(
     path = folder / RESULTS
     content = _content(found)
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    found = replace(found, files=(path, *write_charts(folder, outcome)))
-    return replace(found, files=(*found.files, *write_section(folder, found)))
+    found = replace(found, files=(path, *outcome.figures, *write_charts(folder, outcome)))
+    return replace(found, files=(*found.files, write_section(folder, found)))
 
 
 class UnfinishedError(RunError):
@@ -145,6 +145,7 @@ def _content(found: Reproduction) -> dict[str, Any]:
         "title": experiment.title,
         "reading": experiment.reading,
         "size": asdict(found.size),
+        "settings": dict(outcome.settings),
         "tables": tables,
         "claims": [asdict(claim) for claim in outcome.claims],
         "panels": [asdict(panel) for panel in outcome.panels],
