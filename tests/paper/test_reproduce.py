@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -497,10 +498,12 @@ def _curve(left: list[float], right: list[float]) -> RunRecord:
     """A run with these losses at `x_0, x_1, …`; nothing else of it is looked at."""
     record: Any = SimpleNamespace(
         reports=[
-            SimpleNamespace(losses={"left": a, "right": b})
+            SimpleNamespace(losses={"left": a, "right": b}, held_out={})
             for a, b in zip(left[:-1], right[:-1], strict=True)
         ],
-        final=SimpleNamespace(round=len(left) - 1, losses={"left": left[-1], "right": right[-1]}),
+        final=SimpleNamespace(
+            round=len(left) - 1, losses={"left": left[-1], "right": right[-1]}, held_out={}
+        ),
     )
     return record  # type: ignore[no-any-return]
 
@@ -522,10 +525,6 @@ def test_steps_whose_run_was_given_up_are_not_chosen() -> None:
 def test_a_run_that_failed_does_not_converge() -> None:
     fine = _curve(*([[2.3 * 0.95**t for t in range(40)]] * 2))
     failed = _curve([2.3, 0.9], [2.3, 0.9])
-    for each in (fine, failed):
-        for report in each.reports:
-            report.held_out = {}  # type: ignore[misc]
-        each.final.held_out = {}  # type: ignore[misc, union-attr]
     failed.final = None  # type: ignore[misc]
     records = {
         named(partition, f"m{count}", seed=0): failed if count == 30 else fine
@@ -535,6 +534,30 @@ def test_a_run_that_failed_does_not_converge() -> None:
     place = Place(Path(), print)
     claims = CLIENTS.conclude(Size(small=True, seeds=1), records, place).claims
     assert [claim.holds for claim in claims] == [False] * len(claims)
+
+
+def _clients(lowest: Sequence[float]) -> dict[str, RunRecord]:
+    """Runs with 5, 10 and 30 clients whose losses fall so fast, the same in all partitions."""
+    return {
+        named(partition, f"m{count}", seed=0): _curve(*([[2.3 * fall**t for t in range(40)]] * 2))
+        for partition in ("iid", "left-shards")
+        for count, fall in zip((5, 10, 30), lowest, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("falls", "faster"),
+    [((0.95, 0.94, 0.93), True), ((0.95, 0.93, 0.94), False), ((0.93, 0.94, 0.95), False)],
+)
+def test_more_clients_are_faster_where_each_number_is_faster_than_the_one_before(
+    falls: Sequence[float], faster: bool
+) -> None:
+    found = CLIENTS.conclude(Size(small=True, seeds=1), _clients(falls), Place(Path(), print))
+    held = {claim.text: claim.verdict for claim in found.claims}
+    for words in ("i.i.d.", "two left labels a client"):
+        verdict = held[f"FSMGDA converges faster the more clients there are ({words})"]
+        assert verdict == ("holds" if faster else "not reproduced")
+        assert held[f"FSMGDA converges with 5, 10 and 30 clients ({words})"] == "holds"
 
 
 def test_who_gains_is_told_although_a_run_failed() -> None:
