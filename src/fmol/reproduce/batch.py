@@ -51,7 +51,8 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         words = LABELS[partition]
         settings = {f"batch {b}": (partition, f"b{b}") for b in _batches(size)}
         tables.append(ends(records, size, f"after the last round, {words}", settings))
-        text = f"FSMGDA converges faster the larger the batch ({words})"
+        least, most = min(_batches(size)), max(_batches(size))
+        text = f"FSMGDA converges faster with batches of {most} than of {least} ({words})"
         claims.append(ranked(records, size, text, settings, strict=False))
         panels += [curves(records, size, words, settings, task) for task in TASKS]
     return Outcome(tables, claims, panels)
