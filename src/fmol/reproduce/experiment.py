@@ -15,6 +15,7 @@ from fmol.theory.slopes import student
 __all__ = [
     "Cell",
     "Claim",
+    "Dots",
     "Experiment",
     "Line",
     "Outcome",
@@ -158,6 +159,16 @@ class Radar:
 
 
 @dataclass(frozen=True)
+class Dots:
+    """Numbers around 1, the less the better: one for each of many things, a column for each method."""
+
+    title: str
+    ylabel: str
+    columns: Mapping[str, Mapping[str, Sequence[float]]]
+    """Method → thing → a number for each seed; not a number where a seed has no such thing."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """All that an experiment came to."""
 
@@ -165,6 +176,7 @@ class Outcome:
     claims: Sequence[Claim] = ()
     panels: Sequence[Panel] = ()
     radars: Sequence[Radar] = ()
+    dots: Sequence[Dots] = ()
     figures: Sequence[Path] = ()
     """Those that the experiment drew itself."""
     settings: Mapping[str, Any] = field(default_factory=dict)

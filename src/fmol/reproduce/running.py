@@ -150,6 +150,7 @@ def _content(found: Reproduction) -> dict[str, Any]:
         "claims": [asdict(claim) for claim in outcome.claims],
         "panels": [asdict(panel) for panel in outcome.panels],
         "radars": [asdict(radar) for radar in outcome.radars],
+        "dots": [asdict(dots) for dots in outcome.dots],
         "runs": {
             name: {
                 "config": dict(record.config),
