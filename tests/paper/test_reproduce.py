@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -193,6 +196,39 @@ def test_all_go_on_where_one_fails_and_the_command_says_which(
     assert "not today" in found.stderr
     assert "error: 1 of 2 experiments failed: broken." in found.stderr
     assert "it falls" in found.stdout
+
+
+def test_all_run_only_what_is_named_and_somebody_must_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Experiment(
+        "other", "", "", (lambda size, done: [_told("mine")],), lambda *_: Outcome(), partial=True
+    )
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"tiny": TINY, "other": other})
+    told = ["reproduce", "--all", "--small", "--out", str(tmp_path), "--only"]
+    for plan in ([], ["--plan"]):
+        found = CliRunner().invoke(fmol, [*told, "mine", *plan])
+        assert found.exit_code == 0, found.output
+        missed = CliRunner().invoke(fmol, [*told, "nobodys", *plan])
+        assert missed.exit_code == 2
+        assert "no experiment whose data are found has a run with 'nobodys'" in missed.stderr
+    assert not (tmp_path / "tiny-small").exists()
+    assert [path.name for path in (tmp_path / "other-small" / "runs").iterdir()] == ["mine"]
+
+
+def test_the_command_knows_what_a_misspelt_experiment_was_meant_to_be() -> None:
+    found = CliRunner().invoke(fmol, ["reproduce", "heterogenity"])
+    assert found.exit_code == 2
+    assert "no experiment `heterogenity`. Did you mean `heterogeneity`?" in found.output
+
+
+def test_who_stops_reading_a_plan_gets_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    told = [sys.executable, "-m", "fmol", "reproduce", "--list"]
+    with os.fdopen(writer, "w") as out:
+        done = subprocess.run(told, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    assert "Traceback" not in done.stderr
 
 
 # ---- many runs at a time -----------------------------------------------------------------------

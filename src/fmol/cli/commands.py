@@ -18,7 +18,14 @@ from click.shell_completion import get_completion_class
 import fmol as package
 from fmol.cli.doctor import check_up, list_problems
 from fmol.cli.failures import describe, is_foreseen, is_misuse
-from fmol.cli.flags import AlgorithmType, ConfigCommand, GridType, ProblemType, is_file
+from fmol.cli.flags import (
+    AlgorithmType,
+    ConfigCommand,
+    ExperimentType,
+    GridType,
+    ProblemType,
+    is_file,
+)
 from fmol.cli.sweep import read_grid, run_sweep
 from fmol.cli.tables import compare_table, summary_lines
 from fmol.config import ALGORITHMS, Config, read_config, read_file
@@ -42,6 +49,7 @@ from fmol.report import write_report
 from fmol.reproduce import (
     EXPERIMENTS,
     UnfinishedError,
+    UnmatchedError,
     experiment_size,
     missing_data,
     plan_runs,
@@ -337,7 +345,7 @@ def rates(out: Path, small: bool, seeds: int | None, cases: Sequence[str], quiet
 
 
 @fmol.command("reproduce")
-@click.argument("name", required=False, type=click.Choice(list(EXPERIMENTS)))
+@click.argument("name", required=False, type=ExperimentType())
 @click.option("--all", "everything", is_flag=True, help="Every experiment, one after the other.")
 @click.option(
     "--list",
@@ -394,6 +402,7 @@ def reproduce_command(
         return
     if (name is None) == (not everything):
         raise click.UsageError("name one experiment, or give --all; --list says which there are.")
+    told: list[str] = []
     failed: list[str] = []
     chosen = list(EXPERIMENTS) if everything else [str(name)]
     with console:
@@ -405,37 +414,49 @@ def reproduce_command(
                     f"{each}: left out, since the data of {', '.join(lacking)} are not found"
                 )
                 continue
-            if plan:
-                size = experiment_size(experiment, small, seeds)
-                console.print(*plan_lines(experiment, plan_runs(experiment, size, only, data_dir)))
-                continue
             try:
-                found = reproduce(
-                    experiment,
-                    out / (f"{each}-small" if small else each),
-                    small=small,
-                    seeds=seeds,
-                    engine=engine,
-                    device=device,
-                    precision=precision,
-                    only=only,
-                    data_dir=None if data_dir is None else str(data_dir),
-                    watch=console.watch,
-                    say=console.say,
-                )
+                if plan:
+                    size = experiment_size(experiment, small, seeds)
+                    parts = plan_runs(experiment, size, only, data_dir)
+                    lines = list(plan_lines(experiment, parts))
+                else:
+                    found = reproduce(
+                        experiment,
+                        out / (f"{each}-small" if small else each),
+                        small=small,
+                        seeds=seeds,
+                        engine=engine,
+                        device=device,
+                        precision=precision,
+                        only=only,
+                        data_dir=None if data_dir is None else str(data_dir),
+                        watch=console.watch,
+                        say=console.say,
+                    )
+                    lines = list(outcome_lines(found))
             except UnfinishedError as unfinished:  # As it was asked for.
-                console.print(str(unfinished))
+                lines = [str(unfinished)]
+            except UnmatchedError:
+                if not everything:
+                    raise
+                continue
             except StoppedError:
                 raise
-            except Exception as error:  # Whatever it is: those after it have nothing to do with it.
+            except Exception as error:  # Whatever it is: the others have nothing to do with it.
                 if not everything:
                     raise
                 failed.append(each)
                 console.complain(f"{each} failed: {describe(error)}")
-            else:
-                console.print(*outcome_lines(found))
+                continue
+            told.append(each)
+            console.print(*lines)
     if failed:
         raise RunError(f"{len(failed)} of {len(chosen)} experiments failed: {', '.join(failed)}.")
+    if only and not told:
+        raise RunMisuseError(
+            f"no experiment whose data are found has a run with {' or '.join(map(repr, only))} in its "
+            "name. Name one experiment, which then says what a run of it is called."
+        )
 
 
 @fmol.command()
@@ -555,6 +576,8 @@ def errors() -> Iterator[None]:
         stop(str(error), error.__cause__)
     except KeyboardInterrupt as error:
         stop("stopped", error)
+    except BrokenPipeError:  # Who reads what is said has had enough; click ends without a word.
+        raise
     except (RunError, FmolError, ImportError, OSError, ValueError) as error:
         click.echo("error: " * is_foreseen(error) + describe(error), err=True)
         sys.exit(MISUSED if is_misuse(error) else FAILED)
