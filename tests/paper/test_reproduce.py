@@ -22,10 +22,12 @@ from click.testing import CliRunner
 from fmol.cli import commands
 from fmol.cli.commands import fmol
 from fmol.lockstep import stepper
+from fmol.rates import measure_rates
 from fmol.record import RunRecord
 from fmol.reproduce import (
     EXPERIMENTS,
     RESULTS,
+    digits,
     heterogeneity,
     local_steps,
     missing_data,
@@ -161,7 +163,7 @@ def test_rates_are_measured_once_and_come_out_the_same_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no runs, and still a report; and one seed has no interval."""
-    few = partial(rates.measure_rates, cases=["fmgda-strongly-convex"])
+    few = partial(measure_rates, cases=["fmgda-strongly-convex"])
     monkeypatch.setattr(rates, "measure_rates", few)
     one = reproduce(EXPERIMENTS["rates"], tmp_path, small=True, seeds=1)
     written = (tmp_path / RESULTS).read_text()
@@ -511,7 +513,15 @@ def test_some_runs_may_be_run_by_themselves_and_that_is_no_error(tmp_path: Path)
 def test_the_command_lists_experiments_and_asks_for_one() -> None:
     listed = CliRunner().invoke(fmol, ["reproduce", "--list"])
     assert listed.exit_code == 0
-    assert all(name in listed.output for name in EXPERIMENTS)
+    lines = listed.output.splitlines()
+    rows = {line.split()[0]: line for line in lines[1 : len(EXPERIMENTS) + 1]}
+    assert rows.keys() == EXPERIMENTS.keys()
+    assert rows["step-size"].endswith(" multimnist")
+    assert "shoppers*, adult*" in rows["conflict"]
+    assert all("estimated" in row or "timed" in row or " min" in row for row in rows.values())
+    assert max(map(len, lines)) <= 120
+    # What several experiments have in common is said once.
+    assert " ".join(listed.output.split()).count(digits.READING) == 1
     asked = CliRunner().invoke(fmol, ["reproduce"])
     assert asked.exit_code == 2
     assert "name one experiment, or give --all" in asked.output

@@ -10,6 +10,7 @@ from fmol.problems.celeba import ATTRIBUTES
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
+    Cost,
     Experiment,
     Outcome,
     Place,
@@ -137,7 +138,7 @@ CELEBA = Experiment(
     "K = 2.",
     (_trials,),
     _conclude,
-    cost="small 40 s on two CPU cores; in full 12 min on an H200 that others used too",
+    cost=Cost("40 s", gpu="12 min (shared)", cpu="about 2 days (estimated)"),
     seeds=1,
     small_seeds=1,
     data=("celeba",),

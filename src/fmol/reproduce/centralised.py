@@ -8,6 +8,7 @@ from math import exp, log
 from fmol.reproduce.digits import READING, TASKS, algorithm, digits, ends
 from fmol.reproduce.experiment import (
     Claim,
+    Cost,
     Experiment,
     Line,
     Outcome,
@@ -123,11 +124,11 @@ def _ratio(records: Records, size: Size, federated: str, central: str, k: int) -
 CENTRALISED = Experiment(
     "centralised",
     "FMGDA against MGD, FSMGDA against SMGD (figure 2 a)",
-    READING
-    + f" T rounds of K local steps beside K × T iterations with all data in one place; SMGD draws "
+    f"T rounds of K local steps beside K × T iterations with all data in one place; SMGD draws "
     f"{BATCH} samples of each client, as FSMGDA does. Local and central step size 0.1.",
     (_trials,),
     _conclude,
-    cost="small 31 s on two CPU cores; in full some minutes on an H200, not timed as a whole",
+    shared_reading=READING,
+    cost=Cost("31 s", gpu="some minutes, not timed as a whole", cpu="about 3 h (estimated)"),
     data=("multimnist",),
 )

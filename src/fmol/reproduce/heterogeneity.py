@@ -11,6 +11,7 @@ from fmol.record import RunRecord
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
+    Cost,
     Dots,
     Experiment,
     Outcome,
@@ -156,7 +157,7 @@ HETEROGENEITY = Experiment(
     "trained alone (a geometric mean over seeds).",
     (_trials,),
     _conclude,
-    cost="small 85 s on two CPU cores; in full 14 min on a busy one",
+    cost=Cost("about 2 min (estimated)", gpu="not timed", cpu="about 30 min (estimated)"),
     seeds=3,
     small_seeds=1,
     data=("river-flow", "shoppers"),

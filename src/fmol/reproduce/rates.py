@@ -10,6 +10,7 @@ from fmol.rates.figure import write_figure
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
+    Cost,
     Experiment,
     Outcome,
     Place,
@@ -63,7 +64,7 @@ RATES = Experiment(
     "`fmol rates` is the same by itself, and docs/theory.md explains it.",
     (),
     _conclude,
-    cost="small 39 s on two CPU cores; in full 13 min on a busy one",
+    cost=Cost("39 s", gpu="none needed", cpu="13 min (shared)"),
     seeds=5,
     small_seeds=3,
 )
