@@ -554,7 +554,7 @@ def test_a_file_of_a_run_that_is_damaged_is_a_failure(runs: Path) -> None:
 
 
 def test_a_folder_that_is_taken_is_misuse_whoever_is_to_write_there() -> None:
-    write("rates/results.json", "{}")
+    write("rates/points.json", "{}")
     assert "is not what was written there" in invoke("rates", "--small", code=2).stderr
     write("my-app/mine.txt", "a year's work")
     assert "nothing is overwritten" in invoke("new-flower-app", "my-app", code=2).stderr

@@ -142,11 +142,11 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     again = measure_rates(cases=[LINEAR], small=True, seeds=1, out=tmp_path, say=said.append)
     assert len(said) == 4
     assert again == first
-    content = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    content = json.loads((tmp_path / "points.json").read_text(encoding="utf-8"))
     assert content["slopes"][LINEAR]["measured"]["value"] == first.slope(LINEAR).value
     # Half of it gone, only that half is run; and it comes out the same.
     content["points"] = content["points"][:2]
-    (tmp_path / "results.json").write_text(json.dumps(content), encoding="utf-8")
+    (tmp_path / "points.json").write_text(json.dumps(content), encoding="utf-8")
     once_more = measure_rates(cases=[LINEAR], small=True, seeds=1, out=tmp_path, say=said.append)
     assert len(said) == 6
     assert once_more == first
@@ -163,7 +163,7 @@ def test_results_of_other_settings_and_broken_ones_are_refused(
     tmp_path: Path, change: object, message: str
 ) -> None:
     measure_rates(cases=[LINEAR], small=True, seeds=1, out=tmp_path)
-    path = tmp_path / "results.json"
+    path = tmp_path / "points.json"
     assert callable(change)
     path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
@@ -226,6 +226,6 @@ def test_the_command_measures_says_how_far_it_is_and_writes_what_it_found(tmp_pa
     assert done.exit_code == 0
     assert "4/4  FMGDA, strongly convex: T = 64, seed 0" in done.stderr
     assert "FMGDA, strongly convex  O(exp(−μT))" in done.stdout
-    assert {path.name for path in out.iterdir()} == {"results.json", "rates.png", "rates.svg"}
+    assert {path.name for path in out.iterdir()} == {"points.json", "rates.png", "rates.svg"}
     quiet = CliRunner().invoke(fmol, [*line, "--quiet"], catch_exceptions=False)
     assert (quiet.stdout, quiet.stderr) == ("", "")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
+import subprocess
+import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +19,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fmol.cli import commands
 from fmol.cli.commands import fmol
 from fmol.lockstep import stepper
+from fmol.rates import measure_rates
 from fmol.record import RunRecord
 from fmol.reproduce import (
     EXPERIMENTS,
     RESULTS,
+    digits,
     heterogeneity,
     local_steps,
     missing_data,
     plan_runs,
+    rates,
     reproduce,
 )
 from fmol.reproduce.charts import write_charts
@@ -50,6 +59,7 @@ from fmol.reproduce.numbers import (
     rounds_until_all,
 )
 from fmol.reproduce.section import REPORT
+from fmol.reproduce.text import outcome_lines
 from fmol.reproduce.trials import FAILED
 from fmol.result import Snapshot
 from fmol.rounds import RoundReport
@@ -147,6 +157,80 @@ def test_runs_of_other_settings_in_the_folder_are_refused(tmp_path: Path) -> Non
     )
     with pytest.raises(RunError, match="`seed` was 1 and is 2"):
         reproduce(other, tmp_path, small=True, device="cpu")
+
+
+def test_rates_are_measured_once_and_come_out_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no runs, and still a report; and one seed has no interval."""
+    few = partial(measure_rates, cases=["fmgda-strongly-convex"])
+    monkeypatch.setattr(rates, "measure_rates", few)
+    one = reproduce(EXPERIMENTS["rates"], tmp_path, small=True, seeds=1)
+    written = (tmp_path / RESULTS).read_text()
+    said: list[str] = []
+    two = reproduce(EXPERIMENTS["rates"], tmp_path, small=True, seeds=1, say=said.append)
+    assert said == []
+    assert (tmp_path / RESULTS).read_text() == written
+    names = [path.name for path in two.files]
+    assert names == [RESULTS, "rates.png", "rates.svg", REPORT]
+    assert "FMGDA, strongly convex" in (tmp_path / REPORT).read_text()
+    (claim,) = one.outcome.claims
+    assert "inf" not in claim.evidence + " ".join(outcome_lines(one))
+    content = json.loads(written)
+    assert content["settings"]["local_steps"] == 2
+    ((cell,),) = content["tables"][0]["rows"].values()
+    assert cell["values"] == [one.outcome.tables[0].rows["FMGDA, strongly convex"][0].mean]
+    assert cell["paper"] == pytest.approx(-0.105, abs=1e-3)
+
+
+def test_all_go_on_where_one_fails_and_the_command_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(size: Size, records: Records, place: Place) -> Outcome:
+        raise RuntimeError("not today")
+
+    broken = replace(TINY, name="broken", conclude=fail)
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"broken": broken, "tiny": TINY})
+    told = ["reproduce", "--all", "--small", "--out", str(tmp_path)]
+    found = CliRunner().invoke(fmol, told)
+    assert found.exit_code == 1
+    assert "broken failed" in found.stderr
+    assert "not today" in found.stderr
+    assert "error: 1 of 2 experiments failed: broken." in found.stderr
+    assert "it falls" in found.stdout
+
+
+def test_all_run_only_what_is_named_and_somebody_must_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Experiment(
+        "other", "", "", (lambda size, done: [_told("mine")],), lambda *_: Outcome(), partial=True
+    )
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"tiny": TINY, "other": other})
+    told = ["reproduce", "--all", "--small", "--out", str(tmp_path), "--only"]
+    for plan in ([], ["--plan"]):
+        found = CliRunner().invoke(fmol, [*told, "mine", *plan])
+        assert found.exit_code == 0, found.output
+        missed = CliRunner().invoke(fmol, [*told, "nobodys", *plan])
+        assert missed.exit_code == 2
+        assert "no experiment whose data are found has a run with 'nobodys'" in missed.stderr
+    assert not (tmp_path / "tiny-small").exists()
+    assert [path.name for path in (tmp_path / "other-small" / "runs").iterdir()] == ["mine"]
+
+
+def test_the_command_knows_what_a_misspelt_experiment_was_meant_to_be() -> None:
+    found = CliRunner().invoke(fmol, ["reproduce", "heterogenity"])
+    assert found.exit_code == 2
+    assert "no experiment `heterogenity`. Did you mean `heterogeneity`?" in found.output
+
+
+def test_who_stops_reading_a_plan_gets_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    told = [sys.executable, "-m", "fmol", "reproduce", "--list"]
+    with os.fdopen(writer, "w") as out:
+        done = subprocess.run(told, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    assert "Traceback" not in done.stderr
 
 
 # ---- many runs at a time -----------------------------------------------------------------------
@@ -429,7 +513,15 @@ def test_some_runs_may_be_run_by_themselves_and_that_is_no_error(tmp_path: Path)
 def test_the_command_lists_experiments_and_asks_for_one() -> None:
     listed = CliRunner().invoke(fmol, ["reproduce", "--list"])
     assert listed.exit_code == 0
-    assert all(name in listed.output for name in EXPERIMENTS)
+    lines = listed.output.splitlines()
+    rows = {line.split()[0]: line for line in lines[1 : len(EXPERIMENTS) + 1]}
+    assert rows.keys() == EXPERIMENTS.keys()
+    assert rows["step-size"].endswith(" multimnist")
+    assert "shoppers*, adult*" in rows["conflict"]
+    assert all("estimated" in row or "timed" in row or " min" in row for row in rows.values())
+    assert max(map(len, lines)) <= 120
+    # What several experiments have in common is said once.
+    assert " ".join(listed.output.split()).count(digits.READING) == 1
     asked = CliRunner().invoke(fmol, ["reproduce"])
     assert asked.exit_code == 2
     assert "name one experiment, or give --all" in asked.output
@@ -452,10 +544,12 @@ def _curve(left: list[float], right: list[float]) -> RunRecord:
     """A run with these losses at `x_0, x_1, …`; nothing else of it is looked at."""
     record: Any = SimpleNamespace(
         reports=[
-            SimpleNamespace(losses={"left": a, "right": b})
+            SimpleNamespace(losses={"left": a, "right": b}, held_out={})
             for a, b in zip(left[:-1], right[:-1], strict=True)
         ],
-        final=SimpleNamespace(round=len(left) - 1, losses={"left": left[-1], "right": right[-1]}),
+        final=SimpleNamespace(
+            round=len(left) - 1, losses={"left": left[-1], "right": right[-1]}, held_out={}
+        ),
     )
     return record  # type: ignore[no-any-return]
 
@@ -474,13 +568,32 @@ def test_steps_whose_run_was_given_up_are_not_chosen() -> None:
     assert local_steps._reached(size, steady, k) < local_steps._reached(size, wild, k)
 
 
+@pytest.mark.parametrize(("last", "holds"), [(0.2, True), (0.31, False), (0.09, False)])
+def test_federated_and_centralised_pairs_are_drawn_over_k_and_judged_plainly(
+    last: float, holds: bool
+) -> None:
+    """Beside centralised losses of 0.1 both claims hold up to twice as much, or three times."""
+    ends = {"fmgda": last / 1.5, "mgd": 0.1, "fsmgda": last, "smgd": 0.1}
+    records = {
+        named(kind, f"k{k}", seed=0): _curve([2.3, end], [2.3, end])
+        for kind, end in ends.items()
+        for k in (1, 5)
+    }
+    found = EXPERIMENTS["centralised"].conclude(Size(True, 1), records, Place(Path(), print))
+    assert found.claims[1].verdict == ("holds" if holds else "not reproduced")
+    assert f"K = 5: {last / 0.1:.3g}" in found.claims[1].evidence
+    assert [panel.title for panel in found.panels] == [
+        f"{pair}, task {task}"
+        for pair in ("FMGDA and MGD", "FSMGDA and SMGD")
+        for task in ("L", "R")
+    ]
+    for line in found.panels[2].lines:
+        assert (line.x, line.y) == ((1, 5), [[ends[line.label.lower()]] * 2])
+
+
 def test_a_run_that_failed_does_not_converge() -> None:
     fine = _curve(*([[2.3 * 0.95**t for t in range(40)]] * 2))
     failed = _curve([2.3, 0.9], [2.3, 0.9])
-    for each in (fine, failed):
-        for report in each.reports:
-            report.held_out = {}  # type: ignore[misc]
-        each.final.held_out = {}  # type: ignore[misc, union-attr]
     failed.final = None  # type: ignore[misc]
     records = {
         named(partition, f"m{count}", seed=0): failed if count == 30 else fine
@@ -490,6 +603,30 @@ def test_a_run_that_failed_does_not_converge() -> None:
     place = Place(Path(), print)
     claims = CLIENTS.conclude(Size(small=True, seeds=1), records, place).claims
     assert [claim.holds for claim in claims] == [False] * len(claims)
+
+
+def _clients(falls: Sequence[float]) -> dict[str, RunRecord]:
+    """Runs with 5, 10 and 30 clients whose losses fall so fast, the same in all partitions."""
+    return {
+        named(partition, f"m{count}", seed=0): _curve(*([[2.3 * fall**t for t in range(40)]] * 2))
+        for partition in ("iid", "left-shards")
+        for count, fall in zip((5, 10, 30), falls, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("falls", "faster"),
+    [((0.95, 0.94, 0.93), True), ((0.95, 0.93, 0.94), False), ((0.93, 0.94, 0.95), False)],
+)
+def test_more_clients_are_faster_where_each_number_is_faster_than_the_one_before(
+    falls: Sequence[float], faster: bool
+) -> None:
+    found = CLIENTS.conclude(Size(small=True, seeds=1), _clients(falls), Place(Path(), print))
+    held = {claim.text: claim.verdict for claim in found.claims}
+    for words in ("i.i.d.", "two left labels a client"):
+        verdict = held[f"FSMGDA converges faster the more clients there are ({words})"]
+        assert verdict == ("holds" if faster else "not reproduced")
+        assert held[f"FSMGDA converges with 5, 10 and 30 clients ({words})"] == "holds"
 
 
 def test_who_gains_is_told_although_a_run_failed() -> None:
@@ -533,8 +670,11 @@ def test_more_local_steps_need_fewer_rounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "held"),
     [
-        ("batch", ["FSMGDA converges faster the larger the batch (i.i.d.)"]),
-        ("centralised", ["FMGDA and MGD end near one another"]),
+        ("batch", ["FSMGDA converges faster with batches of 256 than of 16 (i.i.d.)"]),
+        (
+            "centralised",
+            ["FMGDA and MGD end near one another (its loss is 0.5 to 2 times MGD's, for every K)"],
+        ),
         ("clients", ["FSMGDA converges with 5, 10 and 30 clients (i.i.d.)"]),
         ("local-steps", ["FSMGDA needs fewer rounds the more local steps it takes (i.i.d.)"]),
     ],

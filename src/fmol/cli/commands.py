@@ -18,7 +18,14 @@ from click.shell_completion import get_completion_class
 import fmol as package
 from fmol.cli.doctor import check_up, list_problems
 from fmol.cli.failures import describe, is_foreseen, is_misuse
-from fmol.cli.flags import AlgorithmType, ConfigCommand, GridType, ProblemType, is_file
+from fmol.cli.flags import (
+    AlgorithmType,
+    ConfigCommand,
+    ExperimentType,
+    GridType,
+    ProblemType,
+    is_file,
+)
 from fmol.cli.sweep import read_grid, run_sweep
 from fmol.cli.tables import compare_table, summary_lines
 from fmol.config import ALGORITHMS, Config, read_config, read_file
@@ -36,12 +43,13 @@ from fmol.front.result import RESULTS as FRONT
 from fmol.listeners import Progress
 from fmol.problems import ProblemError
 from fmol.rates import CASES, measure_rates, rates_table, write_figure
-from fmol.rates.measuring import RESULTS
+from fmol.rates.measuring import POINTS
 from fmol.record import RunRecord
 from fmol.report import write_report
 from fmol.reproduce import (
     EXPERIMENTS,
     UnfinishedError,
+    UnmatchedError,
     experiment_size,
     missing_data,
     plan_runs,
@@ -318,7 +326,7 @@ def front(
     type=FOLDER,
     default=Path("rates"),
     show_default=True,
-    help="Where results.json and the figure go; what is there already is not measured again.",
+    help="Where points.json and the figure go; what is there already is not measured again.",
 )
 @click.option("--small", is_flag=True, help="Fewer rounds and seeds: a first look in a minute.")
 @click.option(
@@ -332,12 +340,12 @@ def rates(out: Path, small: bool, seeds: int | None, cases: Sequence[str], quiet
     """Measures how fast FMGDA and FSMGDA converge, and puts the slopes beside the paper's Table 1."""
     console = Console(quiet)
     result = measure_rates(small=small, seeds=seeds, cases=cases or None, out=out, say=console.say)
-    console.print(*rates_table(result), f"results: {out / RESULTS}")
+    console.print(*rates_table(result), f"points: {out / POINTS}")
     console.print(*(f"figure: {path}" for path in write_figure(out, result)))
 
 
 @fmol.command("reproduce")
-@click.argument("name", required=False, type=click.Choice(list(EXPERIMENTS)))
+@click.argument("name", required=False, type=ExperimentType())
 @click.option("--all", "everything", is_flag=True, help="Every experiment, one after the other.")
 @click.option(
     "--list",
@@ -394,8 +402,11 @@ def reproduce_command(
         return
     if (name is None) == (not everything):
         raise click.UsageError("name one experiment, or give --all; --list says which there are.")
+    told: list[str] = []
+    failed: list[str] = []
+    chosen = list(EXPERIMENTS) if everything else [str(name)]
     with console:
-        for each in list(EXPERIMENTS) if everything else [str(name)]:
+        for each in chosen:
             experiment = EXPERIMENTS[each]
             lacking = missing_data(experiment, small, data_dir)
             if everything and lacking:
@@ -403,28 +414,49 @@ def reproduce_command(
                     f"{each}: left out, since the data of {', '.join(lacking)} are not found"
                 )
                 continue
-            if plan:
-                size = experiment_size(experiment, small, seeds)
-                console.print(*plan_lines(experiment, plan_runs(experiment, size, only, data_dir)))
-                continue
             try:
-                found = reproduce(
-                    experiment,
-                    out / (f"{each}-small" if small else each),
-                    small=small,
-                    seeds=seeds,
-                    engine=engine,
-                    device=device,
-                    precision=precision,
-                    only=only,
-                    data_dir=None if data_dir is None else str(data_dir),
-                    watch=console.watch,
-                    say=console.say,
-                )
+                if plan:
+                    size = experiment_size(experiment, small, seeds)
+                    parts = plan_runs(experiment, size, only, data_dir)
+                    lines = list(plan_lines(experiment, parts))
+                else:
+                    found = reproduce(
+                        experiment,
+                        out / (f"{each}-small" if small else each),
+                        small=small,
+                        seeds=seeds,
+                        engine=engine,
+                        device=device,
+                        precision=precision,
+                        only=only,
+                        data_dir=None if data_dir is None else str(data_dir),
+                        watch=console.watch,
+                        say=console.say,
+                    )
+                    lines = list(outcome_lines(found))
             except UnfinishedError as unfinished:  # As it was asked for.
-                console.print(str(unfinished))
-            else:
-                console.print(*outcome_lines(found))
+                lines = [str(unfinished)]
+            except UnmatchedError:
+                if not everything:
+                    raise
+                continue
+            except StoppedError:
+                raise
+            except Exception as error:  # Whatever it is: the others have nothing to do with it.
+                if not everything:
+                    raise
+                failed.append(each)
+                console.complain(f"{each} failed: {describe(error)}")
+                continue
+            told.append(each)
+            console.print(*lines)
+    if failed:
+        raise RunError(f"{len(failed)} of {len(chosen)} experiments failed: {', '.join(failed)}.")
+    if only and not told:
+        raise RunMisuseError(
+            f"no experiment whose data are found has a run with {' or '.join(map(repr, only))} in its "
+            "name. Name one experiment, which then says what a run of it is called."
+        )
 
 
 @fmol.command()
@@ -544,6 +576,8 @@ def errors() -> Iterator[None]:
         stop(str(error), error.__cause__)
     except KeyboardInterrupt as error:
         stop("stopped", error)
+    except BrokenPipeError:  # Who reads what is said has had enough; click ends without a word.
+        raise
     except (RunError, FmolError, ImportError, OSError, ValueError) as error:
         click.echo("error: " * is_foreseen(error) + describe(error), err=True)
         sys.exit(MISUSED if is_misuse(error) else FAILED)

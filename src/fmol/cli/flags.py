@@ -25,11 +25,19 @@ from fmol.config import (
     read_file,
     recommended_options,
 )
-from fmol.options import Option, explain_options, kinds_in, list_options
+from fmol.options import Option, explain_options, kinds_in, list_options, nearest
 from fmol.problems import PROBLEMS
+from fmol.reproduce import EXPERIMENTS
 from fmol.runs import RunFolder
 
-__all__ = ["AlgorithmType", "ConfigCommand", "GridType", "ProblemType", "is_file"]
+__all__ = [
+    "AlgorithmType",
+    "ConfigCommand",
+    "ExperimentType",
+    "GridType",
+    "ProblemType",
+    "is_file",
+]
 
 SOURCE, GIVEN, UNKNOWN = "fmol.source", "fmol.given", "fmol.unknown"
 
@@ -75,6 +83,28 @@ class ProblemType(click.ParamType):  # type: ignore[type-arg]
     ) -> list[CompletionItem]:
         names = [CompletionItem(each) for each in PROBLEMS if each.startswith(incomplete)]
         return names or [CompletionItem(incomplete, type="file")]
+
+
+class ExperimentType(click.ParamType):  # type: ignore[type-arg]
+    """An experiment of the paper by its name; one that is misspelt is answered with the nearest."""
+
+    name = "name"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in EXPERIMENTS:
+            meant = nearest(value, EXPERIMENTS)
+            self.fail(
+                f"there is no experiment `{value}`. "
+                + (f"Did you mean `{meant}`?" if meant else "`--list` says which there are."),
+                param,
+                ctx,
+            )
+        return value
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(each) for each in EXPERIMENTS if each.startswith(incomplete)]
 
 
 class GridType(click.ParamType):  # type: ignore[type-arg]

@@ -17,10 +17,11 @@ from fmol.files import write_whole
 from fmol.rates.cases import CASES, SETTINGS, Case, Measured, Point
 from fmol.theory import Slope, Steps, fit_slope
 from fmol.theory.checks import check_counts
+from fmol.theory.slopes import seed_slopes
 
-__all__ = ["RESULTS", "RatesResult", "measure_rates"]
+__all__ = ["POINTS", "RatesResult", "measure_rates"]
 
-RESULTS = "results.json"
+POINTS = "points.json"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class RatesResult:
         """How fast it falls, with a 95 % interval over the seeds."""
         return fit_slope(self.values(case, beside), CASES[case].axes)
 
+    def slopes(self, case: str) -> list[float]:
+        """The slope of each seed by itself, in the order of the seeds."""
+        return seed_slopes(self.values(case), CASES[case].axes)
+
     def expected(self, case: str) -> float | None:
         """The slope of theory; None where there is none."""
         if CASES[case].slope is not None:
@@ -84,7 +89,7 @@ def measure_rates(
 
     Every `T` is a run of its own with the corollary's step sizes for that `T`. `small` takes fewer
     `T`, three seeds in place of five, and Table 1 alone. With `out` each point is written to
-    `results.json` there as soon as it is known, and those that are there already are not run again.
+    `points.json` there as soon as it is known, and those that are there already are not run again.
     `say` is told of each.
 
     >>> result = measure_rates(cases=["fmgda-strongly-convex"], small=True, seeds=1)
@@ -94,7 +99,7 @@ def measure_rates(
     seeds = (3 if small else 5) if seeds is None else seeds
     check_counts(seeds=seeds)
     wanted = _plan(cases, small, seeds)
-    path = None if out is None else Path(out) / RESULTS
+    path = None if out is None else Path(out) / POINTS
     known = {} if path is None else _read(path)
     missing = [each for each in wanted if each not in known]
     work, began, done = sum(rounds for _, rounds, _ in missing), time.monotonic(), 0

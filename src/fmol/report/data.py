@@ -59,7 +59,7 @@ def build_payload(
     experiment: Mapping[str, Any] | None = None,
 ) -> Payload:
     """All that the page draws, as dicts, lists, numbers and text; None where nothing was measured."""
-    if not records:
+    if not records and experiment is None:
         raise ValueError("`records` is empty, got no run to report on. Give at least one record.")
     if alone is not None and not is_alone(alone):
         raise ValueError(
@@ -68,10 +68,10 @@ def build_payload(
         )
     names = list(dict.fromkeys(name for record in records for name in record.portrait.objectives))
     groups = group_records(records)
-    share = len(records) * max(len(names), 1)
+    share = max(len(records), 1) * max(len(names), 1)
     most = max(FEWEST_POINTS, min(MOST_POINTS, MOST_NUMBERS // share))
     pairs = max(len(names) * (len(names) - 1) // 2, 1)
-    cosine_rounds = max(2, MOST_COSINES // (len(records) * pairs))
+    cosine_rounds = max(2, MOST_COSINES // (max(len(records), 1) * pairs))
     portraits: list[Payload] = []
     runs = []
     for record in records:

@@ -50,7 +50,8 @@ def build_report(
     a record of training with `Alone`, adds what each client gains over training by itself; a record
     of that kind among `records` serves as well. Runs that differ in the preference they were trained
     with are shown as a front; `front`, of `Front.summary()`, adds its reference point and hypervolume.
-    `experiment`, what `fmol.reproduce.section` makes, adds a section with tables and claims.
+    `experiment`, what `fmol.reproduce.section` makes, adds a section with tables and claims; it may
+    stand without records.
 
     >>> from fmol import FMGDA, fit
     >>> from fmol.problems.quadratic import Quadratic

@@ -17,6 +17,7 @@ from fmol.reproduce.river_flow import RIVER_FLOW
 from fmol.reproduce.running import (
     RESULTS,
     UnfinishedError,
+    UnmatchedError,
     experiment_size,
     missing_data,
     reproduce,
@@ -29,6 +30,7 @@ __all__ = [
     "Experiment",
     "Reproduction",
     "UnfinishedError",
+    "UnmatchedError",
     "experiment_size",
     "missing_data",
     "plan_runs",

@@ -1,16 +1,17 @@
-"""Figures of an experiment: panels of curves, and radar charts."""
+"""Figures of an experiment: panels of curves, radar charts, and columns of dots."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from fmol.figures import DASHES, OKABE_ITO, house_style, new_figure, save_figure, set_log_scale
-from fmol.reproduce.experiment import Outcome, Panel, Radar
+from fmol.reproduce.experiment import Dots, Outcome, Panel, Radar
 
 __all__ = ["write_charts"]
 
@@ -20,6 +21,8 @@ MOST_WITHIN = 4
 """Lines whose names have room within a panel; those of more stand below all panels."""
 FEW_POINTS = 8
 """A line of no more has a mark at each: one between two gaps would not be seen otherwise."""
+SPREAD = 0.32
+"""How far to either side the dots of a column are spread, columns being 1 apart."""
 LEGEND, LEGEND_WIDE = 46, 64
 """Characters beside one another below a radar chart, and below one with many objectives."""
 MANY_AXES = 16
@@ -29,13 +32,16 @@ MANY_AXES = 16
 def write_charts(
     folder: Path, outcome: Outcome, formats: Sequence[str] = ("png", "svg")
 ) -> list[Path]:
-    """The files written: `curves` and `radar` in each format, where there is something to draw."""
+    """The files written: `curves`, `radar` and `dots` in each format, where there is something to
+    draw."""
     written: list[Path] = []
     with house_style("reproduce"):
         if outcome.panels:
             written += save_figure(_draw_panels(outcome.panels), folder, "curves", formats)
         if outcome.radars:
             written += save_figure(_draw_radars(outcome.radars), folder, "radar", formats)
+        if outcome.dots:
+            written += save_figure(_draw_dots(outcome.dots), folder, "dots", formats)
     return written
 
 
@@ -146,3 +152,60 @@ def _draw_radar(axes: Any, radar: Radar) -> None:
     columns = max(1, min(len(radar.rings), (LEGEND_WIDE if many else LEGEND) // longest))
     below = (0.5, -0.27 if many else -0.1)
     axes.legend(loc="upper center", bbox_to_anchor=below, ncols=columns)
+
+
+def _draw_dots(charts: Sequence[Dots]) -> Any:
+    columns = min(2, len(charts))
+    rows = math.ceil(len(charts) / columns)
+    figure = new_figure(4.4 * columns, 3.2 * rows)
+    grid = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    drawn: dict[str, Any] = {}
+    for axes, chart in zip(grid, charts, strict=False):
+        drawn |= _draw_columns(axes, chart)
+    for unused in grid[len(charts) :]:
+        unused.remove()
+    if drawn:
+        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=len(drawn))
+    return figure
+
+
+def _draw_columns(axes: Any, chart: Dots) -> dict[str, Any]:
+    """Marks of their own for what is below 1 and above, so that it can be told without colours."""
+    drawn: dict[str, Any] = {}
+    reached, labels = [1.0], []
+    for place, (label, things) in enumerate(chart.columns.items()):
+        means = sorted(map(_mean_ratio, things.values()))
+        found = np.array([value for value in means if math.isfinite(value)])
+        lost = sum(map(math.isinf, means))
+        labels.append(f"{label}\n({lost} infinite)" if lost else label)
+        if not len(found):
+            continue
+        reached += [float(found[0]), float(found[-1])]
+        # By turns left and right of the middle, so that neighbours in height stand apart.
+        beside = np.arange(len(found)) * 0.618034 % 1.0
+        x = place + SPREAD * (2 * beside - 1)
+        for words, those, colour, mark in (
+            ("better than alone", found < 1, OKABE_ITO[0], "o"),
+            ("worse", found >= 1, OKABE_ITO[1], "^"),
+        ):
+            if those.any():
+                drawn[words] = axes.scatter(
+                    x[those], found[those], s=11, marker=mark, color=colour, alpha=0.65, lw=0
+                )
+        (drawn["median"],) = axes.plot(
+            [place - 0.4, place + 0.4], [float(np.median(found))] * 2, color="#000000", lw=1.6
+        )
+    axes.axhline(1.0, color="#666666", lw=0.9, ls="--", zorder=0)
+    set_log_scale(axes, min(reached), max(reached))
+    axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right", rotation_mode="anchor")
+    axes.set_title(chart.title, loc="left")
+    axes.set(ylabel=chart.ylabel)
+    return drawn
+
+
+def _mean_ratio(values: Sequence[float]) -> float:
+    """The geometric mean over the seeds that have this."""
+    there = [value for value in values if not math.isnan(value)]
+    if not there or not all(map(math.isfinite, there)):
+        return math.inf if there else math.nan
+    return math.exp(fmean(math.log(max(value, 1e-12)) for value in there))

@@ -15,6 +15,7 @@ from fmol.reproduce.digits import digits
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
+    Cost,
     Experiment,
     Line,
     Outcome,
@@ -249,7 +250,7 @@ CONFLICT = Experiment(
     "is also what has not been learnt yet.",
     (_trials,),
     _conclude,
-    cost="small 51 s on two CPU cores; in full about 15 min on a busy CPU core and some on an H200",
+    cost=Cost("51 s", gpu="not timed as a whole", cpu="about 70 min (estimated)"),
     seeds=3,
     small_seeds=1,
     data=("multimnist", "shoppers", "adult"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+from fmol.record import RunRecord
 from fmol.reproduce.experiment import Cell, Claim, Line, Panel, Records, Size, Table
 from fmol.reproduce.naming import named
 from fmol.reproduce.numbers import (
@@ -82,15 +84,13 @@ def ranked(
     settings: Mapping[str, tuple[object, ...]],
     strict: bool,
 ) -> Claim:
-    """The claim that curves lie the lower the later their setting stands; all in turn if `strict`.
+    """The claim that curves lie the lower the later their setting stands: each below the one before it
+    if `strict`, else the last below the first.
 
     It holds where it is so for every seed: a mean alone may be one seed's luck.
     """
     lows = [
-        [
-            mean_log_loss(records[named(*parts, seed=seed)], list(TASKS))
-            for seed in range(size.seeds)
-        ]
+        [_lowness(records[named(*parts, seed=seed)]) for seed in range(size.seeds)]
         for parts in settings.values()
     ]
     pairs = list(itertools.pairwise(lows)) if strict else [(lows[0], lows[-1])]
@@ -98,6 +98,11 @@ def ranked(
     told = ", ".join(f"{label} {fmean(low):.3f}" for label, low in zip(settings, lows, strict=True))
     evidence = f"mean of log loss over all rounds: {told}; so in {sum(so)} of {len(so)} seeds"
     return Claim(text, all(so), evidence)
+
+
+def _lowness(record: RunRecord) -> float:
+    """How low its losses lie; a run that failed is as bad as can be, however low it was before."""
+    return math.inf if record.final is None else mean_log_loss(record, list(TASKS))
 
 
 def curves(

@@ -15,6 +15,8 @@ from fmol.theory.slopes import student
 __all__ = [
     "Cell",
     "Claim",
+    "Cost",
+    "Dots",
     "Experiment",
     "Line",
     "Outcome",
@@ -158,6 +160,16 @@ class Radar:
 
 
 @dataclass(frozen=True)
+class Dots:
+    """Numbers around 1, the less the better: one for each of many things, a column for each method."""
+
+    title: str
+    ylabel: str
+    columns: Mapping[str, Mapping[str, Sequence[float]]]
+    """Method → thing → a number for each seed; not a number where a seed has no such thing."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """All that an experiment came to."""
 
@@ -165,6 +177,23 @@ class Outcome:
     claims: Sequence[Claim] = ()
     panels: Sequence[Panel] = ()
     radars: Sequence[Radar] = ()
+    dots: Sequence[Dots] = ()
+    figures: Sequence[Path] = ()
+    """Those that the experiment drew itself."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What its numbers were computed with, beyond what its runs say."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """How long an experiment takes, in words."""
+
+    small: str
+    """On two CPU cores."""
+    gpu: str
+    """In full on one H200."""
+    cpu: str
+    """In full on two CPU cores."""
 
 
 @dataclass(frozen=True)
@@ -173,21 +202,27 @@ class Experiment:
 
     name: str
     title: str
-    reading: str
-    """How what the paper leaves open was read."""
+    own_reading: str
+    """How what the paper leaves open was read in this experiment."""
     stages: Sequence[Callable[[Size, Records | None], Sequence[Trial]]] = field(repr=False)
     """Each gives runs, seeing those of the stages before it: tuning comes before what is tuned.
     Without records it gives as many with whatever may be chosen, so that they can be counted."""
     conclude: Callable[[Size, Records, Place], Outcome] = field(repr=False)
     seeds: int = 3
     small_seeds: int = 2
-    cost: str = ""
-    """How long it takes, as measured: small on two CPU cores, and in full."""
+    cost: Cost | None = None
+    shared_reading: str = ""
+    """What it has in common with others."""
     data: tuple[str, ...] = ()
     """Problems whose data the full version reads."""
     small_data: tuple[str, ...] = ()
     partial: bool = False
     """Whether it concludes from some of its runs, leaving out what the others would tell."""
+
+    @property
+    def reading(self) -> str:
+        """How all that the paper leaves open was read."""
+        return f"{self.shared_reading} {self.own_reading}".strip()
 
 
 @dataclass(frozen=True)

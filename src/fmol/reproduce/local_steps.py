@@ -12,6 +12,7 @@ from fmol.reproduce.digits import LABELS, READING, TASKS, digits
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
+    Cost,
     Experiment,
     Line,
     Outcome,
@@ -328,8 +329,7 @@ def _fewer(
 LOCAL_STEPS = Experiment(
     "local-steps",
     "Rounds until a loss of 0.01 for K = 1, 5, 10, 20 (Table 3)",
-    READING
-    + " K counts local epochs in batches of 16: read as gradient steps, the paper's numbers are out "
+    "K counts local epochs in batches of 16: read as gradient steps, the paper's numbers are out "
     "of reach of any step size near 0.1. The paper's non-i.i.d. cells stand beside the left digit's "
     "shards, since its right task is untouched by them. Every method may choose its step sizes from "
     f"the same {len(STEPS)} pairs ({MIXED_STEPS:g} times them where a lane descends the mean of both "
@@ -340,7 +340,8 @@ LOCAL_STEPS = Experiment(
     (_tuning, _trials),
     _conclude,
     partial=True,
-    cost="small 40 s on two CPU cores; in full about half an hour on an H200, not timed as a whole",
+    shared_reading=READING,
+    cost=Cost("40 s", gpu="about 30 min, not timed as a whole", cpu="days (estimated: at most 6)"),
     seeds=5,
     small_seeds=1,
     data=("multimnist",),

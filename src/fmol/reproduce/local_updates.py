@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fmol.reproduce.digits import READING, TASKS, algorithm, curves, digits, ends, ranked
-from fmol.reproduce.experiment import Experiment, Outcome, Place, Records, Size, Trial
+from fmol.reproduce.experiment import Cost, Experiment, Outcome, Place, Records, Size, Trial
 from fmol.reproduce.naming import named
 
 __all__ = ["LOCAL_UPDATES"]
@@ -63,9 +63,10 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
 LOCAL_UPDATES = Experiment(
     "local-updates",
     "Rounds and local updates for K = 1, 5, 10, 20 (figure 1 b, appendix)",
-    READING + " K counts gradient steps; FSMGDA with batches of 64, i.i.d. clients.",
+    "K counts gradient steps; FSMGDA with batches of 64, i.i.d. clients.",
     (_trials,),
     _conclude,
-    cost="small 10 s on two CPU cores; in full 4.3 min on an H200 with eight other experiments",
+    shared_reading=READING,
+    cost=Cost("10 s", gpu="4.3 min (shared)", cpu="about 2 h (estimated)"),
     data=("multimnist",),
 )

@@ -13,7 +13,7 @@ from fmol.engines.seam import LocalConfig
 from fmol.federation import Federation
 from fmol.local import step_count
 from fmol.reproduce.experiment import Experiment, Size
-from fmol.reproduce.running import is_wanted
+from fmol.reproduce.running import UnmatchedError, is_wanted
 
 __all__ = ["PlannedPart", "plan_runs"]
 
@@ -40,7 +40,8 @@ def plan_runs(
 ) -> list[PlannedPart]:
     """What the runs take at most: those that stop early take less.
 
-    Problems are built, one for all seeds and partitions, since they say who takes how many steps.
+    With `only`, of those alone that have such a name; raises where there are none. Problems are built,
+    one for all seeds and partitions, since they say who takes how many steps.
     """
     built: dict[str, Federation] = {}
     parts: dict[str, list[tuple[int, int, int]]] = {}
@@ -57,6 +58,8 @@ def plan_runs(
             lanes, steps = _lanes(config, built[problem])
             rounds = config.run.rounds
             parts.setdefault(_label(config), []).append((rounds, lanes, rounds * steps))
+    if only and not parts:
+        raise UnmatchedError(experiment, size, only)
     return [
         PlannedPart(
             label,

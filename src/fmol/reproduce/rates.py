@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from fmol.rates import measure_rates
+from dataclasses import replace
+
+from fmol.rates import RatesResult, measure_rates
+from fmol.rates.cases import SETTINGS
 from fmol.rates.figure import write_figure
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
+    Cost,
     Experiment,
     Outcome,
     Place,
@@ -16,7 +20,7 @@ from fmol.reproduce.experiment import (
 )
 from fmol.theory.slopes import Slope
 
-__all__ = ["RATES"]
+__all__ = ["RATES", "tabulate"]
 
 TOLERANCE = 0.15
 """How far, relative to it, a slope may be from the theory's."""
@@ -24,11 +28,17 @@ TOLERANCE = 0.15
 
 def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     result = measure_rates(small=size.small, seeds=size.seeds, out=place.folder, say=place.say)
-    write_figure(place.folder, result)
+    found = tabulate(result)
+    figures = write_figure(place.folder, result)
+    return replace(found, figures=figures, settings=SETTINGS)
+
+
+def tabulate(result: RatesResult) -> Outcome:
+    """Slopes, a cell for each case with a value for each seed, and whether they are the theory's."""
     rows, claims = {}, []
     for case in result.cases:
         slope, expected = result.slope(case.name), result.expected(case.name)
-        rows[case.title] = [Cell((slope.value,), expected)]
+        rows[case.title] = [Cell(tuple(result.slopes(case.name)), expected)]
         if expected is not None and case.rate:
             claims.append(
                 Claim(
@@ -54,7 +64,7 @@ RATES = Experiment(
     "`fmol rates` is the same by itself, and docs/theory.md explains it.",
     (),
     _conclude,
-    cost="small 39 s on two CPU cores; in full 13 min on a busy one",
+    cost=Cost("39 s", gpu="none needed", cpu="13 min (shared)"),
     seeds=5,
     small_seeds=3,
 )

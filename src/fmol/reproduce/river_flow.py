@@ -11,6 +11,7 @@ from fmol.problems.river_flow import SITES
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
+    Cost,
     Experiment,
     Outcome,
     Place,
@@ -131,7 +132,7 @@ RIVER_FLOW = Experiment(
     "of the settings beside it.",
     (_trials,),
     _conclude,
-    cost="small 64 s on two CPU cores; in full about half an hour on a busy CPU core",
+    cost=Cost("64 s", gpu="not timed", cpu="about 30 min (shared)"),
     data=("river-flow",),
     small_data=("river-flow",),
     small_seeds=1,

@@ -25,6 +25,8 @@ from fmol.runs.training import Watch
 
 __all__ = [
     "RESULTS",
+    "UnfinishedError",
+    "UnmatchedError",
     "experiment_size",
     "is_wanted",
     "missing_data",
@@ -72,11 +74,7 @@ def reproduce(
         lacking += len(planned) - len(there)
         records |= there
     if only and not meant:
-        known = [trial.name for stage in experiment.stages for trial in stage(size, None)]
-        raise RunMisuseError(
-            f"no run of {experiment.name} has {' or '.join(map(repr, only))} in its name. "
-            + (f"One is called {known[0]}." if known else "It has none to choose from.")
-        )
+        raise UnmatchedError(experiment, size, only)
     folder.mkdir(parents=True, exist_ok=True)
     if lacking and not experiment.partial:
         raise UnfinishedError(
@@ -88,8 +86,19 @@ def reproduce(
     path = folder / RESULTS
     content = _content(found)
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    found = replace(found, files=(path, *write_charts(folder, outcome)))
-    return replace(found, files=(*found.files, *write_section(folder, found)))
+    found = replace(found, files=(path, *outcome.figures, *write_charts(folder, outcome)))
+    return replace(found, files=(*found.files, write_section(folder, found)))
+
+
+class UnmatchedError(RunMisuseError):
+    """None of an experiment's runs has in its name what was asked for."""
+
+    def __init__(self, experiment: Experiment, size: Size, only: Sequence[str]) -> None:
+        known = [trial.name for stage in experiment.stages for trial in stage(size, None)]
+        super().__init__(
+            f"no run of {experiment.name} has {' or '.join(map(repr, only))} in its name. "
+            + (f"One is called {known[0]}." if known else "It has none to choose from.")
+        )
 
 
 class UnfinishedError(RunError):
@@ -145,10 +154,12 @@ def _content(found: Reproduction) -> dict[str, Any]:
         "title": experiment.title,
         "reading": experiment.reading,
         "size": asdict(found.size),
+        "settings": dict(outcome.settings),
         "tables": tables,
         "claims": [asdict(claim) for claim in outcome.claims],
         "panels": [asdict(panel) for panel in outcome.panels],
         "radars": [asdict(radar) for radar in outcome.radars],
+        "dots": [asdict(dots) for dots in outcome.dots],
         "runs": {
             name: {
                 "config": dict(record.config),

@@ -19,13 +19,11 @@ MOST_RUNS = 48
 """Runs that a page shows beside the outcome: with more it would not open at once."""
 
 
-def write_section(folder: Path, found: Reproduction) -> list[Path]:
-    """The report of an experiment, its outcome before its runs; nothing where it has no runs."""
-    if not found.records:
-        return []
+def write_section(folder: Path, found: Reproduction) -> Path:
+    """The report of an experiment: its outcome, and below it its runs where it has any."""
     records = list(found.records.values())
     shown, note = _some(records)
-    path = write_report(
+    return write_report(
         folder / REPORT,
         shown,
         title=f"{found.experiment.title}{', small' if found.size.small else ''}",
@@ -48,7 +46,6 @@ def write_section(folder: Path, found: Reproduction) -> list[Path]:
             "note": note,
         },
     )
-    return [path]
 
 
 def _some(records: Sequence[RunRecord]) -> tuple[Sequence[RunRecord], str]:

@@ -14,7 +14,7 @@ from fmol.reproduce.digits import (
     ends,
     ranked,
 )
-from fmol.reproduce.experiment import Experiment, Outcome, Place, Records, Size, Trial
+from fmol.reproduce.experiment import Cost, Experiment, Outcome, Place, Records, Size, Trial
 from fmol.reproduce.naming import named
 
 __all__ = ["STEP_SIZE"]
@@ -56,10 +56,10 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
 STEP_SIZE = Experiment(
     "step-size",
     "Local step sizes 0.01, 0.05 and 0.1 (appendix)",
-    READING
-    + f" M = 5, K = 10 gradient steps, η_t = 0.1, {LABELS[PARTITION]}; FSMGDA with batches of 64.",
+    f"M = 5, K = 10 gradient steps, η_t = 0.1, {LABELS[PARTITION]}; FSMGDA with batches of 64.",
     (_trials,),
     _conclude,
-    cost="small 22 s on two CPU cores; in full 2.8 min on an H200 with eight other experiments",
+    shared_reading=READING,
+    cost=Cost("22 s", gpu="2.8 min (shared)", cpu="about 45 min (estimated)"),
     data=("multimnist",),
 )

@@ -14,23 +14,59 @@ WIDTH = 100
 
 
 def experiment_lines() -> Iterator[str]:
-    """All experiments: what each is of, how it was read, what it takes."""
+    """All experiments: what each takes, then what each is of and how it was read."""
     from fmol.reproduce import EXPERIMENTS
 
-    for name, experiment in EXPERIMENTS.items():
-        yield f"{name:15} {experiment.title}"
-        if experiment.cost:
-            yield f"{'':15} {experiment.cost}"
-        yield from textwrap.wrap(
-            experiment.reading, WIDTH, initial_indent=" " * 16, subsequent_indent=" " * 16
-        )
+    heads = ("", "small, CPU", "in full, GPU", "in full, CPU", "data")
+    rows = [(each.name, *_cost_cells(each), _data_cell(each)) for each in EXPERIMENTS.values()]
+    yield from _columns([heads, *rows])
+    yield ""
+    yield (
+        "On two CPU cores, and on one H200; (shared) is with others on it. Data marked * are read by "
+        "--small too."
+    )
+    told: list[str] = []
+    for experiment in EXPERIMENTS.values():
+        shared = experiment.shared_reading
+        if shared and shared not in told:
+            told.append(shared)
+            alike = [e.name for e in EXPERIMENTS.values() if e.shared_reading == shared]
+            yield ""
+            yield ", ".join(alike)
+            yield from _indented(shared)
+    for experiment in EXPERIMENTS.values():
+        yield ""
+        yield f"{experiment.name}: {experiment.title}"
+        yield from _indented(experiment.own_reading)
+
+
+def _cost_cells(experiment: Experiment) -> tuple[str, str, str]:
+    cost = experiment.cost
+    return ("not timed",) * 3 if cost is None else (cost.small, cost.gpu, cost.cpu)
+
+
+def _data_cell(experiment: Experiment) -> str:
+    marked = [f"{name}{'*' * (name in experiment.small_data)}" for name in experiment.data]
+    return ", ".join(marked) or "none"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def plan_lines(experiment: Experiment, parts: Sequence[PlannedPart]) -> Iterator[str]:
     """How many runs, rounds and steps an experiment takes at most, by what is run together."""
     if not parts:
         yield f"{experiment.name}: {experiment.title}"
-        yield f"no runs of its own to count; {experiment.cost}"
+        _, _, cpu = _cost_cells(experiment)
+        yield f"no runs of its own to count; in full on two CPU cores {cpu}"
         return
     heads = ("runs", "rounds", "lanes", "lane-steps, millions", "")
     rows = [
@@ -61,9 +97,7 @@ def outcome_lines(found: Reproduction) -> Iterator[str]:
             yield ""
         for claim in claims:
             yield f"{claim.verdict}: {claim.text}"
-            yield from textwrap.wrap(
-                claim.evidence, WIDTH, initial_indent="    ", subsequent_indent="    "
-            )
+            yield from _indented(claim.evidence)
     yield ""
     yield from (f"written: {path}" for path in found.files)
     yield ""

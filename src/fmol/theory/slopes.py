@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Literal
 
 import numpy as np
 
-__all__ = ["Slope", "fit_slope", "student"]
+__all__ = ["Slope", "fit_slope", "seed_slopes", "student"]
 
 T_QUANTILES = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -41,7 +42,8 @@ class Slope:
         return self.low <= slope <= self.high
 
     def __str__(self) -> str:
-        return f"{self.value:.4g} ± {self.half_width:.2g}"
+        spread = "" if math.isinf(self.half_width) else f" ± {self.half_width:.2g}"
+        return f"{self.value:.4g}{spread}"
 
 
 def fit_slope(
@@ -49,12 +51,26 @@ def fit_slope(
 ) -> Slope:
     """The slope of `log(value)` over `log(T)`, or over `T`, with its uncertainty.
 
-    `values` has for each `T` one value per seed, always of the same seeds. Each seed gets its own
-    least-squares line: numbers of one seed at different `T` share their randomness, those of
-    different seeds do not. The interval is Student's over these slopes; infinite for one seed.
+    The interval is Student's over the seeds' slopes; infinite for one seed.
 
     >>> print(fit_slope({10: [0.1, 0.3], 100: [0.01, 0.02], 1000: [0.001, 0.001]}))
     -1.119 ± 1.5
+    """
+    slopes = seed_slopes(values, axes)
+    mean, seeds = fmean(slopes), len(slopes)
+    if seeds == 1:
+        return Slope(mean, -math.inf, math.inf, 1)
+    half = student(seeds - 1) * stdev(slopes) / math.sqrt(seeds)
+    return Slope(mean, mean - half, mean + half, seeds)
+
+
+def seed_slopes(
+    values: Mapping[int, Sequence[float]], axes: Literal["log-log", "log-linear"] = "log-log"
+) -> list[float]:
+    """The slope of each seed's own least-squares line.
+
+    `values` has for each `T` one value per seed, always of the same seeds: numbers of one seed at
+    different `T` share their randomness, those of different seeds do not.
     """
     rounds = sorted(values)
     counts = {len(values[each]) for each in rounds}
@@ -75,9 +91,4 @@ def fit_slope(
         along = np.log(along)
     logs = np.log(np.array([list(values[each]) for each in rounds], dtype=float))  # [T, seeds]
     away = along - along.mean()
-    slopes = away @ logs / (away @ away)
-    mean, seeds = float(slopes.mean()), len(slopes)
-    if seeds == 1:
-        return Slope(mean, -math.inf, math.inf, 1)
-    half = student(seeds - 1) * float(slopes.std(ddof=1)) / math.sqrt(seeds)
-    return Slope(mean, mean - half, mean + half, seeds)
+    return [float(slope) for slope in away @ logs / (away @ away)]

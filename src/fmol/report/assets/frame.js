@@ -92,7 +92,9 @@ const swatch = (color, pattern) =>
 
 // ---- head ------------------------------------------------------------------------------------
 
-function buildTop() {
+/** What a report is of, in a line; an experiment without runs has its title alone. */
+function subtitle() {
+  if (!runs.length) return "";
   const run = runs[0],
     sizes = data.portraits.map((p) => p.size);
   const parts = single
@@ -112,6 +114,9 @@ function buildTop() {
     `${several(sizes)} ${Math.max(...sizes) === 1 ? "client" : "clients"}`,
     many(objectives.length, "objective"),
   );
+  return parts.filter(Boolean).join(" · ");
+}
+function buildTop() {
   const toggle = el("button", {
     type: "button",
     id: "theme",
@@ -128,7 +133,7 @@ function buildTop() {
         {},
         el("p", { class: "kind" }, "fmol report"),
         el("h1", {}, data.title),
-        el("p", { class: "sub" }, parts.filter(Boolean).join(" · ")),
+        el("p", { class: "sub" }, subtitle()),
       ),
       toggle,
     );
@@ -286,6 +291,7 @@ function buildBar() {
     panel.open = barOpen;
     parts.push(panel);
   }
+  bar.hidden = !runs.length; // Without runs there is nothing to choose from.
   bar.replaceChildren(...parts);
   if (searched && manyObjectives) find.dispatchEvent(new Event("input"));
   syncBar();

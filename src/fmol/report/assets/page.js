@@ -152,20 +152,22 @@ function part(id, title, build) {
 }
 buildTop();
 if (data.experiment) part("experiment", "The experiment", experiment);
-part("overview", "At a glance", headline);
-if (data.front) part("front", "What can be traded", tradeOffs);
-part("losses", "Losses", losses);
-part("direction", "Weights and direction", direction);
-part("shape", "Objectives against one another", () =>
-  section("shape", "Objectives against one another", "", grid(radarCard(), tradeCard())),
-);
-part("holdings-section", "Who has what", holdings);
-part("clients-section", "What each client gets", () =>
-  section("clients-section", "What each client gets", "", clientsCards()),
-);
-part("conflict", "Conflict between objectives", conflicts);
-part("communication", "Communication and time", communication);
-part("methods", "How it was done", methods);
+if (runs.length) {
+  part("overview", "At a glance", headline);
+  if (data.front) part("front", "What can be traded", tradeOffs);
+  part("losses", "Losses", losses);
+  part("direction", "Weights and direction", direction);
+  part("shape", "Objectives against one another", () =>
+    section("shape", "Objectives against one another", "", grid(radarCard(), tradeCard())),
+  );
+  part("holdings-section", "Who has what", holdings);
+  part("clients-section", "What each client gets", () =>
+    section("clients-section", "What each client gets", "", clientsCards()),
+  );
+  part("conflict", "Conflict between objectives", conflicts);
+  part("communication", "Communication and time", communication);
+  part("methods", "How it was done", methods);
+}
 document
   .getElementById("body")
   .after(
