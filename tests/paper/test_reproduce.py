@@ -27,6 +27,7 @@ from fmol.record import RunRecord
 from fmol.reproduce import (
     EXPERIMENTS,
     RESULTS,
+    conflict,
     digits,
     heterogeneity,
     local_steps,
@@ -40,6 +41,7 @@ from fmol.reproduce.clients import CLIENTS
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
+    Dots,
     Experiment,
     Line,
     Outcome,
@@ -428,6 +430,64 @@ def test_a_cell_says_its_mean_its_interval_and_the_papers_number(
     assert str(Cell(values, paper)) == text
 
 
+def test_what_was_never_reached_and_what_was_not_measured_are_told_apart(tmp_path: Path) -> None:
+    cells = [Cell((3.0, math.inf)), Cell((math.nan, 2.0)), Cell((math.inf,), infinite="diverged")]
+    table = Table("rounds", ("a", "b", "c"), {"row": cells})
+    panel = Panel("a", "x", "y", [Line("b", [0, 1], [[1.0, math.inf], [math.nan, 1.0]])])
+    shown = Experiment("shown", "", "", (), lambda *_: Outcome([table], panels=[panel]), seeds=2)
+    reproduce(shown, tmp_path)
+    written = json.loads((tmp_path / RESULTS).read_text())
+    assert written["seeds"] == [0, 1]
+    found = written["tables"][0]["rows"]["row"]
+    assert [cell["values"] for cell in found] == [[3.0, "never"], [None, 2.0], ["diverged"]]
+    assert [cell["mean"] for cell in found] == ["never", None, "diverged"]
+    assert [cell["half_width"] for cell in found] == [None] * 3
+    assert written["panels"][0]["lines"][0]["y"] == [[1.0, "infinite"], [None, 1.0]]
+
+
+def test_a_larger_local_step_is_claimed_faster_only_where_each_is() -> None:
+    size, experiment = Size(small=True, seeds=1), EXPERIMENTS["step-size"]
+    slow, fast, faster = (
+        _curve(*([[2.3 * fall**t for t in range(9)]] * 2)) for fall in (0.9, 0.8, 0.7)
+    )
+    for last, verdicts in ((faster, ["holds"] * 2), (slow, ["not reproduced", "not reproduced"])):
+        by_step = {0.01: slow, 0.05: fast, 0.1: last}
+        records = {
+            trial.name: by_step[trial.tables["algorithm"]["local_lr"]]
+            for trial in experiment.stages[0](size, None)
+        }
+        found = experiment.conclude(size, records, Place(Path(), print))
+        assert [claim.verdict for claim in found.claims] == verdicts
+        assert "so in" in found.claims[0].evidence
+
+
+@pytest.mark.parametrize(("charts", "lost"), [(1, False), (6, True)])
+def test_a_dot_is_drawn_for_each_thing_and_what_is_infinite_is_counted(
+    charts: int, lost: bool, tmp_path: Path
+) -> None:
+    things = {f"client {i}: f1": [0.5 + i / 10, math.nan] for i in range(20)}
+    if lost:
+        things["client 99: f1"] = [math.inf, 1.0]
+    dots = [Dots(f"chart {i}", "beside alone", {"FSMGDA": things}) for i in range(charts)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        files = write_charts(tmp_path, Outcome(dots=dots))
+    assert [file.name for file in files] == ["dots.png", "dots.svg"]
+    drawn = files[1].read_text()
+    assert all(words in drawn for words in ("better", "worse", "median", "beside alone"))
+    assert ("(1 infinite)" in drawn) is lost
+
+
+def test_digits_in_conflict_are_told_with_the_numbers_of_every_method() -> None:
+    rates = {"FSMGDA": 63.0, "FSMGDA, UPGrad": 4.0, "FedAvg": math.nan}
+    lost = {name: float(i) for i, name in enumerate((*conflict.BOWLS, "digits"))}
+    claims = conflict._claims({"digits": rates, "adult": rates, "shoppers": rates}, lost)
+    digits_claim = claims[1]
+    assert digits_claim.verdict == "does not hold"
+    assert "FSMGDA 63 %, FSMGDA, UPGrad 4 %;" in digits_claim.evidence
+    assert "less than 5 %" in digits_claim.text
+
+
 @pytest.mark.parametrize("objectives", [8, 40])
 def test_radar_charts_are_drawn_for_few_and_many_objectives(
     objectives: int, tmp_path: Path
@@ -519,7 +579,7 @@ def test_the_command_lists_experiments_and_asks_for_one() -> None:
     assert rows["step-size"].endswith(" multimnist")
     assert "shoppers*, adult*" in rows["conflict"]
     assert all("estimated" in row or "timed" in row or " min" in row for row in rows.values())
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 124
     # What several experiments have in common is said once.
     assert " ".join(listed.output.split()).count(digits.READING) == 1
     asked = CliRunner().invoke(fmol, ["reproduce"])

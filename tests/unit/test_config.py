@@ -202,6 +202,16 @@ def test_epochs_that_are_asked_for_are_not_joined_by_recommended_steps() -> None
     assert (options.local_steps, options.local_epochs) == (2, None)
 
 
+@pytest.mark.parametrize("problem", ["multidigits", "multimnist"])
+def test_fedals_is_told_the_digits_heads_and_how_much_to_soften_them(problem: str) -> None:
+    config = read_config({"problem": problem, "algorithm": "fedals"})
+    options: Any = config.algorithm_options
+    assert (options.heads, options.temperature) == ("left,right", 4)
+    assert options.local_lr == 0.02  # Its own, as without a problem.
+    given: Any = read_config({"problem": problem, "algorithm": "fedals"}, {"temperature": "2"})
+    assert (given.algorithm_options.heads, given.algorithm_options.temperature) == ("left,right", 2)
+
+
 def test_a_problem_that_recommends_nothing_gets_ten_local_steps() -> None:
     assert recommended_options(type("Own", (), {})) == {"local_steps": 10}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,6 +21,7 @@ from fmol.rng import stream, torch_stream
 __all__ = [
     "LABELS",
     "NAMES",
+    "SUITED",
     "Accuracy",
     "CrossEntropy",
     "DigitOptions",
@@ -35,6 +37,9 @@ __all__ = [
 
 NAMES = ("left", "right")
 LABELS = 10
+SUITED: Mapping[str, Any] = {"heads": ",".join(NAMES), "temperature": 4.0}
+"""What both networks and their losses are to an algorithm that asks: the layers that give the outputs,
+and cross-entropies, which may be softened."""
 
 Partition = Literal["iid", "left-shards", "both-shards", "dirichlet"]
 Network = Literal["mlp", "lenet"]

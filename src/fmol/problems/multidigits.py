@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from fmol.federation import Federation
-from fmol.problems.digits import DigitOptions, Digits, digit_federation
+from fmol.problems.digits import SUITED, DigitOptions, Digits, digit_federation
 from fmol.rng import stream
 
 __all__ = ["MultiDigits", "bundled_digits"]
@@ -39,6 +39,7 @@ class MultiDigits(DigitOptions):
         "batch_size": 32,
         "local_lr": 0.2,
         "server_lr": 0.2,
+        **SUITED,
     }
     """What to train it with, where nothing else is said."""
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fmol.federation import Federation
-from fmol.problems.digits import DigitOptions, Digits, Network, digit_federation
+from fmol.problems.digits import SUITED, DigitOptions, Digits, Network, digit_federation
 from fmol.problems.loading import DATA_VARIABLE, DataSet, find_folder, not_found
 
 __all__ = ["MultiMNIST", "mnist_digits"]
@@ -51,6 +51,7 @@ class MultiMNIST(DigitOptions):
         "batch_size": 16,
         "local_lr": 0.1,
         "server_lr": 0.1,
+        **SUITED,
     }
     """What to train it with, where nothing else is said."""
     data_sets: ClassVar[tuple[DataSet, ...]] = (

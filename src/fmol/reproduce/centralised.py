@@ -129,6 +129,6 @@ CENTRALISED = Experiment(
     (_trials,),
     _conclude,
     shared_reading=READING,
-    cost=Cost("31 s", gpu="some minutes, not timed as a whole", cpu="about 3 h (estimated)"),
+    cost=Cost("31 s", gpu="minutes (estimated)", cpu="about 3 h (estimated)"),
     data=("multimnist",),
 )

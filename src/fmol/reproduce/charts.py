@@ -185,7 +185,7 @@ def _draw_columns(axes: Any, chart: Dots) -> dict[str, Any]:
         beside = np.arange(len(found)) * 0.618034 % 1.0
         x = place + SPREAD * (2 * beside - 1)
         for words, those, colour, mark in (
-            ("better than alone", found < 1, OKABE_ITO[0], "o"),
+            ("better", found < 1, OKABE_ITO[0], "o"),
             ("worse", found >= 1, OKABE_ITO[1], "^"),
         ):
             if those.any():

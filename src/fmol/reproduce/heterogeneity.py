@@ -157,7 +157,7 @@ HETEROGENEITY = Experiment(
     "trained alone (a geometric mean over seeds).",
     (_trials,),
     _conclude,
-    cost=Cost("about 2 min (estimated)", gpu="not timed", cpu="about 30 min (estimated)"),
+    cost=Cost("about 3 min (estimated)", gpu="not timed", cpu="about 35 min (estimated)"),
     seeds=3,
     small_seeds=1,
     data=("river-flow", "shoppers"),

@@ -341,7 +341,7 @@ LOCAL_STEPS = Experiment(
     _conclude,
     partial=True,
     shared_reading=READING,
-    cost=Cost("40 s", gpu="about 30 min, not timed as a whole", cpu="days (estimated: at most 6)"),
+    cost=Cost("40 s", gpu="about 30 min (estimated)", cpu="days (estimated)"),
     seeds=5,
     small_seeds=1,
     data=("multimnist",),

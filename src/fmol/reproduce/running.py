@@ -17,7 +17,7 @@ from fmol.problems import find_problem
 from fmol.problems.loading import find_data
 from fmol.record import RunRecord
 from fmol.reproduce.charts import write_charts
-from fmol.reproduce.experiment import Experiment, Place, Reproduction, Size
+from fmol.reproduce.experiment import Cell, Experiment, Place, Reproduction, Size
 from fmol.reproduce.section import write_section
 from fmol.reproduce.trials import Trials
 from fmol.runs import RunError, RunMisuseError
@@ -132,19 +132,13 @@ def missing_data(
 
 
 def _content(found: Reproduction) -> dict[str, Any]:
-    """Every number, with what it was computed from."""
+    """Every number, with what it was computed from; values of a row of seeds are in their order."""
     experiment, outcome = found.experiment, found.outcome
     tables = [
         {
             "title": table.title,
             "columns": list(table.columns),
-            "rows": {
-                row: [
-                    {"mean": cell.mean, "half_width": cell.half_width, **asdict(cell)}
-                    for cell in cells
-                ]
-                for row, cells in table.rows.items()
-            },
+            "rows": {row: [_cell(cell) for cell in cells] for row, cells in table.rows.items()},
         }
         for table in outcome.tables
     ]
@@ -154,6 +148,7 @@ def _content(found: Reproduction) -> dict[str, Any]:
         "title": experiment.title,
         "reading": experiment.reading,
         "size": asdict(found.size),
+        "seeds": list(range(found.size.seeds)),
         "settings": dict(outcome.settings),
         "tables": tables,
         "claims": [asdict(claim) for claim in outcome.claims],
@@ -174,12 +169,23 @@ def _content(found: Reproduction) -> dict[str, Any]:
     return plain
 
 
+def _cell(cell: Cell) -> dict[str, Any]:
+    """A cell's numbers: what was never reached says so in words, and what was not measured is null."""
+    values = [cell.infinite if value == math.inf else value for value in cell.values]
+    mean = cell.infinite if cell.mean == math.inf else cell.mean
+    # An infinite half width is none: one seed, or one that never got there, has no interval.
+    half_width = cell.half_width if math.isfinite(cell.half_width) else None
+    return {"mean": mean, "half_width": half_width, "values": values, "paper": cell.paper}
+
+
 def _plain(value: Any) -> Any:
-    """The same in what JSON knows: a number that is none, or infinite, is null."""
+    """The same in what JSON knows: infinite in words, and null for a number that is none."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and math.isinf(value):
+        return "infinite" if value > 0 else "-infinite"
+    if isinstance(value, float) and math.isnan(value):
         return None
     return value
