@@ -205,9 +205,7 @@ def test_all_go_on_where_one_fails_and_the_command_says_which(
 def test_all_run_only_what_is_named_and_somebody_must_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Experiment(
-        "other", "", "", (lambda size, done: [_told("mine")],), lambda *_: Outcome(), partial=True
-    )
+    other = Experiment("other", "", "", (lambda size, done: [_told("mine")],), lambda *_: Outcome())
     monkeypatch.setattr(commands, "EXPERIMENTS", {"tiny": TINY, "other": other})
     told = ["reproduce", "--all", "--small", "--out", str(tmp_path), "--only"]
     for plan in ([], ["--plan"]):
@@ -265,10 +263,9 @@ MIXED = [
 ]
 
 
-def _of(*trials: Trial, partial: bool = True) -> Experiment:
-    return Experiment(
-        "mixed", "", "", (lambda size, done: trials,), lambda *_: Outcome(), partial=partial
-    )
+def _of(*trials: Trial, tables: Sequence[Table] = (Table("", (), {}),)) -> Experiment:
+    outcome = Outcome(tables)
+    return Experiment("mixed", "", "", (lambda size, done: trials,), lambda *_: outcome)
 
 
 def _losses(record: RunRecord) -> list[float]:
@@ -401,8 +398,38 @@ def test_some_runs_alone_are_run_where_they_are_named(tmp_path: Path) -> None:
     assert sorted(found.records) == ["other seed", "scaffold", "scaffold of another seed"]
     with pytest.raises(RunError, match=r"no run of mixed has 'scafold' in its name.*plain"):
         reproduce(_of(*MIXED), tmp_path, device="cpu", only=["scafold"])
+    assert set(found.lacking) == {trial.name for trial in MIXED} - found.records.keys()
     with pytest.raises(RunError, match="3 of 9 runs"):
-        reproduce(_of(*MIXED, partial=False), tmp_path, device="cpu", only=["scaffold"])
+        reproduce(_of(*MIXED, tables=()), tmp_path, device="cpu", only=["scaffold"])
+
+
+def test_what_has_all_of_its_runs_is_told_and_what_has_not_is_said_to_be_left_out(
+    tmp_path: Path,
+) -> None:
+    told = ["reproduce", "conflict", "--small", "--out", str(tmp_path), "--only", "quadratic"]
+    found = CliRunner().invoke(fmol, told)
+    assert found.exit_code == 0, found.output
+    gap = "From 30 of 50 runs; tables and claims that need the others are left out."
+    assert gap in found.output
+    written = json.loads((tmp_path / "conflict-small" / RESULTS).read_text())
+    assert len(written["lacking"]) == 20
+    assert [table["title"] for table in written["tables"]] == [
+        "quadratic, hypervolume by angle and scales",
+        *(title for title, _ in conflict.BOWLS.values()),
+    ]
+    assert [claim["holds"] for claim in written["claims"]] == [True]
+    assert gap in (tmp_path / "conflict-small" / REPORT).read_text()
+
+
+def test_no_experiment_concludes_from_runs_that_are_not_there() -> None:
+    """Nor does it fall over one that is there alone."""
+    for name, experiment in EXPERIMENTS.items():
+        for stage in experiment.stages:
+            size = Size(small=True, seeds=1)
+            first = stage(size, None)[0].name
+            fine = _curve(*([[2.3 * 0.95**t for t in range(40)]] * 2))
+            found = experiment.conclude(size, {first: fine}, Place(Path(), print))
+            assert not found.claims, name
 
 
 def test_a_plan_counts_runs_rounds_and_steps_of_lanes() -> None:
@@ -564,7 +591,8 @@ def test_some_runs_may_be_run_by_themselves_and_that_is_no_error(tmp_path: Path)
     found = CliRunner().invoke(fmol, [*told, "--only", "k1-"])
     assert found.exit_code == 0, found.output
     assert (
-        "concludes from all of them. Go on with the same command without `--only`" in found.output
+        "no table of local-updates has all of its runs. Go on with the same command without `--only`"
+        in found.output
     )
     assert not (tmp_path / "local-updates").exists()
     assert list((tmp_path / "local-updates-small" / "runs").iterdir())
@@ -649,6 +677,20 @@ def test_federated_and_centralised_pairs_are_drawn_over_k_and_judged_plainly(
     ]
     for line in found.panels[2].lines:
         assert (line.x, line.y) == ((1, 5), [[ends[line.label.lower()]] * 2])
+
+
+def test_one_pair_of_federated_and_centralised_is_judged_without_the_other() -> None:
+    records = {
+        named(kind, f"k{k}", seed=0): _curve([2.3, 0.1], [2.3, 0.1])
+        for kind in ("fmgda", "mgd")
+        for k in (1, 5)
+    } | {named("fsmgda", "k5", seed=0): _curve([2.3, 0.1], [2.3, 0.1])}
+    found = EXPERIMENTS["centralised"].conclude(Size(True, 1), records, Place(Path(), print))
+    assert [claim.text[:5] for claim in found.claims] == ["FMGDA"]
+    assert [list(table.rows) for table in found.tables] == [
+        ["FMGDA", "MGD"],
+        ["FMGDA", "MGD", "FSMGDA"],
+    ]
 
 
 def test_a_run_that_failed_does_not_converge() -> None:

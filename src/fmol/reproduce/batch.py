@@ -15,7 +15,7 @@ from fmol.reproduce.digits import (
     ranked,
 )
 from fmol.reproduce.experiment import Cost, Experiment, Outcome, Place, Records, Size, Trial
-from fmol.reproduce.naming import named
+from fmol.reproduce.naming import complete, named
 
 __all__ = ["BATCH"]
 
@@ -50,6 +50,8 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     for partition in _partitions(size):
         words = LABELS[partition]
         settings = {f"batch {b}": (partition, f"b{b}") for b in _batches(size)}
+        if not complete(records, size, settings.values()):
+            continue
         tables.append(ends(records, size, f"after the last round, {words}", settings))
         least, most = min(_batches(size)), max(_batches(size))
         text = f"FSMGDA converges faster with batches of {most} than of {least} ({words})"

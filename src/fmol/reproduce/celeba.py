@@ -20,7 +20,7 @@ from fmol.reproduce.experiment import (
     Table,
     Trial,
 )
-from fmol.reproduce.naming import named
+from fmol.reproduce.naming import complete, named
 from fmol.reproduce.numbers import final_loss, final_metric, losses_over_rounds
 
 __all__ = ["CELEBA"]
@@ -88,6 +88,8 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     tables, claims, radars = [], [], []
     tasks = _tasks(size)
     for partition, words in PARTITIONS.items():
+        if not complete(records, size, ((partition, *each) for each in SETTINGS.values())):
+            continue
         rows, rings = {}, {}
         for label, (kind, how) in SETTINGS.items():
             runs = [records[named(partition, kind, how, seed=s)] for s in range(size.seeds)]

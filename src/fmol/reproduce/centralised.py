@@ -18,7 +18,7 @@ from fmol.reproduce.experiment import (
     Size,
     Trial,
 )
-from fmol.reproduce.naming import named
+from fmol.reproduce.naming import complete, named
 from fmol.reproduce.numbers import final_loss
 
 __all__ = ["CENTRALISED"]
@@ -63,17 +63,19 @@ def _trials(size: Size, done: Records | None) -> Sequence[Trial]:
 
 
 def _conclude(size: Size, records: Records, place: Place) -> Outcome:
-    tables = [
-        ends(
-            records,
-            size,
-            f"K = {k}, after the last round",
-            {kind.upper(): (kind, f"k{k}") for pair in PAIRS.items() for kind in pair},
-        )
-        for k in _steps(size)
-    ]
-    claims = []
+    tables, claims, panels = [], [], []
+    for k in _steps(size):
+        settings = {kind.upper(): (kind, f"k{k}") for pair in PAIRS.items() for kind in pair}
+        settings = {
+            name: parts for name, parts in settings.items() if complete(records, size, [parts])
+        }
+        if settings:
+            tables.append(ends(records, size, f"K = {k}, after the last round", settings))
     for federated, central in PAIRS.items():
+        pair = (federated, central)
+        if not complete(records, size, ((kind, f"k{k}") for kind in pair for k in _steps(size))):
+            continue
+        panels += [_panel(records, size, *pair, task) for task in TASKS]
         # With one local step they are the same algorithm.
         steps = [k for k in _steps(size) if k > 1]
         ratios = {k: _ratio(records, size, federated, central, k) for k in steps}
@@ -87,8 +89,6 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                 f"{one}'s loss is so many times {other}'s (geometric mean): {told}",
             )
         )
-    pairs = list(PAIRS.items())
-    panels = [_panel(records, size, *pair, task) for pair in pairs for task in TASKS]
     return Outcome(tables, claims, panels)
 
 

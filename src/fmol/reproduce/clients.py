@@ -16,7 +16,7 @@ from fmol.reproduce.digits import (
     ranked,
 )
 from fmol.reproduce.experiment import Claim, Cost, Experiment, Outcome, Place, Records, Size, Trial
-from fmol.reproduce.naming import named
+from fmol.reproduce.naming import complete, named
 from fmol.reproduce.numbers import final_loss, losses_over_rounds
 
 __all__ = ["CLIENTS"]
@@ -57,6 +57,8 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     tables, claims, panels = [], [], []
     for partition in _partitions(size):
         settings = {f"M = {count}": (partition, f"m{count}") for count in COUNTS}
+        if not complete(records, size, settings.values()):
+            continue
         tables.append(ends(records, size, f"after the last round, {LABELS[partition]}", settings))
         panels += [curves(records, size, LABELS[partition], settings, task) for task in TASKS]
         text = f"FSMGDA converges faster the more clients there are ({LABELS[partition]})"

@@ -26,7 +26,7 @@ from fmol.reproduce.experiment import (
     Table,
     Trial,
 )
-from fmol.reproduce.naming import named
+from fmol.reproduce.naming import complete, named
 from fmol.reproduce.numbers import final_loss, final_metric
 
 __all__ = ["CONFLICT", "METHODS"]
@@ -133,9 +133,12 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     rates: dict[str, dict[str, float]] = {}
     bowls: dict[str, list[Cell]] = {}
     for name, case in _cases(size).items():
+        methods = (*METHODS, *map(_alone, case.objectives))
+        if not complete(records, size, ((name, _short(method)) for method in methods)):
+            continue
         held = _has_held_out(records[named(name, _short(FIRST), seed=0)])
         rows = {}
-        for method in (*METHODS, *map(_alone, case.objectives)):
+        for method in methods:
             runs = [records[named(name, _short(method), seed=s)] for s in range(size.seeds)]
             given = [_given_up(records, name, case, s, run, False) for s, run in enumerate(runs)]
             conflicts = Cell(tuple(100 * conflict_rate(run.reports) for run in runs))
@@ -161,36 +164,49 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
             *(("hypervolume, held out",) if held else ()),
         )
         tables.append(Table(case.title, columns, rows))
-    columns = tuple(title.removeprefix("quadratic, ") for title, _ in BOWLS.values())
-    tables.insert(0, Table("quadratic, hypervolume by angle and scales", columns, bowls))
-    return Outcome(tables, _claims(rates, lost), [_angles(size, records)])
+    panels = []
+    if lost.keys() >= BOWLS.keys():
+        columns = tuple(title.removeprefix("quadratic, ") for title, _ in BOWLS.values())
+        tables.insert(0, Table("quadratic, hypervolume by angle and scales", columns, bowls))
+        panels.append(_angles(size, records))
+    return Outcome(tables, _claims(rates, lost), panels)
 
 
 def _claims(rates: Mapping[str, Mapping[str, float]], lost: Mapping[str, float]) -> list[Claim]:
-    bowls = [lost[f"quadratic-{angle}"] for angle in ANGLES]
-    told = ", ".join(f"{angle}° {value:.1f} %" for angle, value in zip(ANGLES, bowls, strict=True))
-    return [
-        Claim(
-            "the more two bowls' pulls point apart, the more FSMGDA gives up of each",
-            all(b > a for a, b in itertools.pairwise(bowls)),
-            f"given up of each objective, on average: {told}",
-            "ours",
-        ),
-        Claim(
-            f"two digits hardly conflict (in less than {SELDOM:g} % of FSMGDA's rounds)",
-            rates["digits"][FIRST] < SELDOM,
-            f"rounds in conflict: {_told(rates['digits'])}; FSMGDA gives up {lost['digits']:.2g} % of "
-            "each digit, on average",
-            "ours",
-        ),
-        Claim(
-            f"accuracy and fairness conflict (in more than {OFTEN:g} % of FSMGDA's rounds)",
-            rates["adult"][FIRST] > OFTEN,
-            f"rounds in conflict on adult: {_told(rates['adult'])}; on shoppers: "
-            f"{_told(rates['shoppers'])}",
-            "ours",
-        ),
-    ]
+    """What is said of the cases that are there."""
+    claims = []
+    if lost.keys() >= BOWLS.keys():
+        bowls = {angle: lost[f"quadratic-{angle}"] for angle in ANGLES}
+        told = ", ".join(f"{angle}° {value:.1f} %" for angle, value in bowls.items())
+        claims.append(
+            Claim(
+                "the more two bowls' pulls point apart, the more FSMGDA gives up of each",
+                all(b > a for a, b in itertools.pairwise(bowls.values())),
+                f"given up of each objective, on average: {told}",
+                "ours",
+            )
+        )
+    if "digits" in rates:
+        claims.append(
+            Claim(
+                f"two digits hardly conflict (in less than {SELDOM:g} % of FSMGDA's rounds)",
+                rates["digits"][FIRST] < SELDOM,
+                f"rounds in conflict: {_told(rates['digits'])}; FSMGDA gives up "
+                f"{lost['digits']:.2g} % of each digit, on average",
+                "ours",
+            )
+        )
+    if "adult" in rates:
+        beside = f"; on shoppers: {_told(rates['shoppers'])}" if "shoppers" in rates else ""
+        claims.append(
+            Claim(
+                f"accuracy and fairness conflict (in more than {OFTEN:g} % of FSMGDA's rounds)",
+                rates["adult"][FIRST] > OFTEN,
+                f"rounds in conflict on adult: {_told(rates['adult'])}{beside}",
+                "ours",
+            )
+        )
+    return claims
 
 
 def _told(rates: Mapping[str, float]) -> str:

@@ -208,6 +208,7 @@ class Experiment:
     """Each gives runs, seeing those of the stages before it: tuning comes before what is tuned.
     Without records it gives as many with whatever may be chosen, so that they can be counted."""
     conclude: Callable[[Size, Records, Place], Outcome] = field(repr=False)
+    """What the runs come to. Of runs that are not there it leaves out what they would tell."""
     seeds: int = 3
     small_seeds: int = 2
     cost: Cost | None = None
@@ -216,8 +217,6 @@ class Experiment:
     data: tuple[str, ...] = ()
     """Problems whose data the full version reads."""
     small_data: tuple[str, ...] = ()
-    partial: bool = False
-    """Whether it concludes from some of its runs, leaving out what the others would tell."""
 
     @property
     def reading(self) -> str:
@@ -234,3 +233,13 @@ class Reproduction:
     outcome: Outcome
     records: Records
     files: tuple[Path, ...]
+    lacking: tuple[str, ...] = ()
+    """Runs that are not there; what they would tell is left out of the outcome."""
+
+    @property
+    def gap(self) -> str:
+        """What is to be said of runs that are not there; empty where all are."""
+        if not self.lacking:
+            return ""
+        some, all_ = len(self.records), len(self.records) + len(self.lacking)
+        return f"From {some} of {all_} runs; tables and claims that need the others are left out."

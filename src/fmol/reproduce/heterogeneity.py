@@ -22,7 +22,7 @@ from fmol.reproduce.experiment import (
     Table,
     Trial,
 )
-from fmol.reproduce.naming import named
+from fmol.reproduce.naming import complete, named
 
 __all__ = ["HETEROGENEITY"]
 
@@ -85,8 +85,12 @@ def _standing(record: RunRecord, held_out: bool) -> dict[tuple[str, str], float]
 def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     tables, claims, dots = [], [], []
     rings: dict[str, list[float]] = {}
+    axes = []
     for problem in PROBLEMS:
         for kind, words in KINDS.items():
+            if not complete(records, size, ((problem, kind, method) for method in METHODS)):
+                continue
+            axes.append(f"{problem},\n{words}")
             rows = {}
             better: dict[str, float] = {}
             gains: dict[str, dict[str, list[float]]] = {}
@@ -139,9 +143,8 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                     "ours",
                 )
             )
-    axes = tuple(f"{problem},\n{words}" for problem in PROBLEMS for words in KINDS.values())
-    radar = Radar("held-out loss beside training alone", axes, rings)
-    return Outcome(tables, claims, radars=[radar], dots=dots)
+    radar = Radar("held-out loss beside training alone", tuple(axes), rings)
+    return Outcome(tables, claims, radars=[radar] if len(axes) > 2 else [], dots=dots)
 
 
 HETEROGENEITY = Experiment(

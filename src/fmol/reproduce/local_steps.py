@@ -339,7 +339,6 @@ LOCAL_STEPS = Experiment(
     "than twice the first one in five rounds running, and counts as one that never got there.",
     (_tuning, _trials),
     _conclude,
-    partial=True,
     shared_reading=READING,
     cost=Cost("40 s", gpu="about 30 min (estimated)", cpu="days (estimated)"),
     seeds=5,

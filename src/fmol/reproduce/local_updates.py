@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fmol.reproduce.digits import READING, TASKS, algorithm, curves, digits, ends, ranked
 from fmol.reproduce.experiment import Cost, Experiment, Outcome, Place, Records, Size, Trial
-from fmol.reproduce.naming import named
+from fmol.reproduce.naming import complete, named
 
 __all__ = ["LOCAL_UPDATES"]
 
@@ -41,6 +41,8 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     tables, claims, panels = [], [], []
     for kind in _kinds(size):
         settings = {f"K = {k}": (kind, f"k{k}") for k in _steps(size)}
+        if not complete(records, size, settings.values()):
+            continue
         tables.append(ends(records, size, f"{kind.upper()}, after the last round", settings))
         text = f"{kind.upper()} needs fewer rounds the more local steps it takes (i.i.d.)"
         claims.append(ranked(records, size, text, settings, strict=True))

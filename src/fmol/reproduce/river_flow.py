@@ -21,7 +21,7 @@ from fmol.reproduce.experiment import (
     Table,
     Trial,
 )
-from fmol.reproduce.naming import named
+from fmol.reproduce.naming import complete, named
 from fmol.reproduce.numbers import final_loss, final_metric, losses_over_rounds
 
 __all__ = ["RIVER_FLOW"]
@@ -70,6 +70,8 @@ def _trials(size: Size, done: Records | None) -> Sequence[Trial]:
 def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     tables, claims, radars = [], [], []
     for how in SUMS:
+        if not complete(records, size, ((how, f"k{k}", f"b{b}") for k, b in _settings(size))):
+            continue
         means: dict[tuple[int, int], list[float]] = {}
         rows = {}
         for k, batch in _settings(size):

@@ -55,7 +55,7 @@ def reproduce(
     Runs that are there already are not run again, and one that was stopped is gone on with. With the
     engines `auto` and `vectorized` many runs go on at a time, their lanes stepped side by side. `only`
     runs those alone whose name has one of these texts in it (`*` stands for anything), and concludes
-    from what is there.
+    from what is there, as far as that goes.
     """
     size = experiment_size(experiment, small, seeds)
     folder = Path(out)
@@ -64,25 +64,26 @@ def reproduce(
         where["data_dir"] = data_dir
     trials = Trials(folder / "runs", where, watch, say)
     records: dict[str, RunRecord] = {}
-    lacking = meant = 0
+    lacking: list[str] = []
+    meant = 0
     for stage in experiment.stages:
         planned = stage(size, records)
         wanted = [trial for trial in planned if is_wanted(trial.name, only)]
         meant += len(wanted)
         trials.run(wanted, experiment.name)
         there = trials.found(planned)
-        lacking += len(planned) - len(there)
+        lacking += [trial.name for trial in planned if trial.name not in there]
         records |= there
     if only and not meant:
         raise UnmatchedError(experiment, size, only)
     folder.mkdir(parents=True, exist_ok=True)
-    if lacking and not experiment.partial:
-        raise UnfinishedError(
-            f"{len(records)} of {len(records) + lacking} runs are in `{folder}`, and {experiment.name} "
-            "concludes from all of them. Go on with the same command without `--only`."
-        )
     outcome = experiment.conclude(size, records, Place(folder, say))
-    found = Reproduction(experiment, size, outcome, records, ())
+    if lacking and not outcome.tables:
+        raise UnfinishedError(
+            f"{len(records)} of {len(records) + len(lacking)} runs are in `{folder}`, and no table of "
+            f"{experiment.name} has all of its runs. Go on with the same command without `--only`."
+        )
+    found = Reproduction(experiment, size, outcome, records, (), tuple(lacking))
     path = folder / RESULTS
     content = _content(found)
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -102,7 +103,7 @@ class UnmatchedError(RunMisuseError):
 
 
 class UnfinishedError(RunError):
-    """The runs that were asked for are there, and others are not from which to conclude as well."""
+    """The runs that were asked for are there, and no table has all of its runs yet."""
 
 
 def experiment_size(experiment: Experiment, small: bool, seeds: int | None = None) -> Size:
@@ -150,6 +151,7 @@ def _content(found: Reproduction) -> dict[str, Any]:
         "size": asdict(found.size),
         "seeds": list(range(found.size.seeds)),
         "settings": dict(outcome.settings),
+        "lacking": list(found.lacking),
         "tables": tables,
         "claims": [asdict(claim) for claim in outcome.claims],
         "panels": [asdict(panel) for panel in outcome.panels],

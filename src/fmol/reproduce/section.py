@@ -43,7 +43,7 @@ def write_section(folder: Path, found: Reproduction) -> Path:
                 for table in found.outcome.tables
             ],
             "figures": _figures(found.files),
-            "note": note,
+            "note": " ".join(filter(None, (found.gap, note))),
         },
     )
 

@@ -15,7 +15,7 @@ from fmol.reproduce.digits import (
     ranked,
 )
 from fmol.reproduce.experiment import Cost, Experiment, Outcome, Place, Records, Size, Trial
-from fmol.reproduce.naming import named
+from fmol.reproduce.naming import complete, named
 
 __all__ = ["STEP_SIZE"]
 
@@ -46,6 +46,8 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     tables, claims, panels = [], [], []
     for kind in KINDS:
         settings = {f"η_L = {step}": (kind, f"lr{step}") for step in STEPS}
+        if not complete(records, size, settings.values()):
+            continue
         tables.append(ends(records, size, f"{kind.upper()}, after the last round", settings))
         text = f"{kind.upper()} converges faster with a larger local step size, up to 0.1"
         claims.append(ranked(records, size, text, settings, strict=True))

@@ -88,6 +88,8 @@ def outcome_lines(found: Reproduction) -> Iterator[str]:
     """Tables, then which claims hold and which do not, then the files."""
     yield f"{found.experiment.title}{', small' if found.size.small else ''}"
     yield from textwrap.wrap(found.experiment.reading, WIDTH)
+    if found.gap:
+        yield found.gap
     for table in found.outcome.tables:
         yield ""
         yield from _table_lines(table)
