@@ -515,6 +515,16 @@ def test_digits_in_conflict_are_told_with_the_numbers_of_every_method() -> None:
     assert "less than 5 %" in digits_claim.text
 
 
+@pytest.mark.parametrize(
+    ("given_up", "share"),
+    [((0.0, 0.0), 1.0), ((0.5, 0.5), 0.25), ((0.5, -0.5), 0.5), ((2.0, -0.5), 0.0)],
+)
+def test_hypervolume_is_a_share_of_the_box_whatever_is_gained_outside_of_it(
+    given_up: tuple[float, float], share: float
+) -> None:
+    assert conflict._volume(dict(zip("ab", given_up, strict=True))) == share
+
+
 @pytest.mark.parametrize("objectives", [8, 40])
 def test_radar_charts_are_drawn_for_few_and_many_objectives(
     objectives: int, tmp_path: Path

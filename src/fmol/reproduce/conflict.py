@@ -270,8 +270,11 @@ def _has_held_out(record: RunRecord) -> bool:
 
 
 def _volume(given_up: Mapping[str, float]) -> float:
-    """How much of the box between both ends one model dominates: 1 gives up nothing."""
-    return math.prod(max(0.0, 1 - value) for value in given_up.values())
+    """The share of the box between both ends that one model dominates: 1 gives up nothing.
+
+    What it gained from others lies outside of the box, and makes up for nothing within it.
+    """
+    return math.prod(min(1.0, max(0.0, 1 - value)) for value in given_up.values())
 
 
 CONFLICT = Experiment(
