@@ -22,11 +22,13 @@ from click.testing import CliRunner
 from fmol.cli import commands
 from fmol.cli.commands import fmol
 from fmol.lockstep import stepper
+from fmol.problems.river_flow import SITES
 from fmol.rates import measure_rates
 from fmol.record import RunRecord
 from fmol.reproduce import (
     EXPERIMENTS,
     RESULTS,
+    celeba,
     conflict,
     digits,
     heterogeneity,
@@ -754,7 +756,93 @@ def test_who_gains_is_told_although_a_run_failed() -> None:
     place = Place(Path(), print)
     found = heterogeneity.HETEROGENEITY.conclude(Size(small=True, seeds=1), records, place)
     assert not any(claim.holds for claim in found.claims)
-    assert all("never" in str(table.rows["FSMGDA"][2]) for table in found.tables)
+    assert all(str(table.rows["FSMGDA"][2]) == "diverged" for table in found.tables)
+
+
+def test_beside_clients_alone_that_failed_nothing_is_said_of_who_gains() -> None:
+    standing = SimpleNamespace(client="a", objective="o", loss=1.0, held_out={"loss": 1.0})
+    fine: Any = SimpleNamespace(final=SimpleNamespace(clients=[standing]))
+    failed: Any = SimpleNamespace(final=None)
+    records = {
+        named(problem, kind, method, seed=0): failed if method == "alone" else fine
+        for problem in heterogeneity.PROBLEMS
+        for kind in heterogeneity.KINDS
+        for method in heterogeneity.METHODS
+    }
+    place = Place(Path(), print)
+    found = heterogeneity.HETEROGENEITY.conclude(Size(small=True, seeds=1), records, place)
+    assert found.claims == []
+    for table in found.tables:
+        assert [str(cell) for cell in table.rows["FSMGDA"]] == ["1", "1", "–", "–", "–"]
+        assert str(table.rows["alone"][0]) == "diverged"
+
+
+def _failed(rounds: int, losses: dict[str, float]) -> RunRecord:
+    """A run that ended with an error after so many rounds."""
+    record: Any = SimpleNamespace(
+        reports=[SimpleNamespace(losses=losses, held_out={}, delta_norms={})] * rounds, final=None
+    )
+    return record  # type: ignore[no-any-return]
+
+
+def _there(losses: dict[str, float]) -> RunRecord:
+    """A run whose first and only round left these losses."""
+    record: Any = _failed(1, dict.fromkeys(losses, 2.0))
+    record.final = SimpleNamespace(round=1, losses=losses, held_out={})
+    return record  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+@pytest.mark.parametrize(("name", "tasks"), [("river-flow", SITES), ("celeba", celeba.FEW)])
+def test_losses_of_runs_that_failed_are_said_to_have_diverged(
+    name: str, tasks: Sequence[str], rounds: int
+) -> None:
+    """Even of one that failed before its first round, whose first loss is not known."""
+    size = Size(small=True, seeds=1)
+    experiment = EXPERIMENTS[name]
+    names = [trial.name for trial in experiment.stages[0](size, None)]
+    records = dict.fromkeys(names, _there(dict.fromkeys(tasks, 0.5)))
+    records[names[0]] = _failed(rounds, dict.fromkeys(tasks, 2.0))
+    found = experiment.conclude(size, records, Place(Path(), print))
+    first, second, *_ = found.tables[0].rows.values()
+    assert [str(first[0]), str(second[0])] == (
+        ["diverged", "0.5"] if name == "river-flow" else ["2" if rounds else "–", "2"]
+    )
+    assert "diverged" in [str(cell) for cell in first]
+    assert "never" not in str([str(cell) for cell in first])
+    assert "diverged" in found.claims[0].evidence
+    if name == "river-flow":
+        titles = [radar.title for radar in found.radars]
+        assert "K varied, batch 256 (sum);\ndiverged: K = 1, batch 256" in titles[0]
+        assert not any("diverged" in title for title in titles[1:])
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+@pytest.mark.parametrize(("lost", "cell"), [("fsmgda", "diverged"), ("f1-alone", "–")])
+def test_what_is_given_up_is_told_beside_what_did_not_fail(
+    lost: str, cell: str, rounds: int
+) -> None:
+    size = Size(small=True, seeds=1)
+    experiment = EXPERIMENTS["conflict"]
+    records = {
+        trial.name: _failed(rounds, {"f1": 2.0, "f2": 2.0})
+        if f"-{lost}-seed" in trial.name
+        else _there({"f1": 0.5, "f2": 0.5})
+        for trial in experiment.stages[0](size, None)
+        if trial.name.startswith("quadratic")
+    }
+    found = experiment.conclude(size, records, Place(Path(), print))
+    table = found.tables[1]
+    assert str(table.rows["FSMGDA"][1]) == cell
+    assert str(table.rows["FSMGDA"][3]) == ("0" if lost == "fsmgda" else "–")
+    assert str(table.rows["FedAvg"][3]) == ("1" if lost == "fsmgda" else "–")
+    assert len(found.claims) == (lost == "fsmgda")
+
+
+def test_losses_of_digits_whose_run_failed_are_said_to_have_diverged() -> None:
+    records = {"a-seed0": _failed(1, {"left": 2.0, "right": 2.0})}
+    cells = digits.finals(records, Size(small=True, seeds=1), "a")
+    assert [str(cell) for cell in cells] == ["diverged"] * 2
 
 
 def test_fewer_rounds_are_claimed_only_where_they_are_so_in_every_seed() -> None:

@@ -19,9 +19,10 @@ from fmol.reproduce.experiment import (
     Size,
     Table,
     Trial,
+    loss_cell,
 )
 from fmol.reproduce.naming import complete, named
-from fmol.reproduce.numbers import final_loss, final_metric, losses_over_rounds
+from fmol.reproduce.numbers import final_loss, final_metric, first_loss, told_loss
 
 __all__ = ["CELEBA"]
 
@@ -93,13 +94,13 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         rows, rings = {}, {}
         for label, (kind, how) in SETTINGS.items():
             runs = [records[named(partition, kind, how, seed=s)] for s in range(size.seeds)]
-            first = [fmean(losses_over_rounds(r, name)[0] for r in runs) for name in tasks]
+            first = [fmean(first_loss(run, name) for run in runs) for name in tasks]
             last = [fmean(final_loss(run, name) for run in runs) for name in tasks]
             rings[label] = [b / a for a, b in zip(first, last, strict=True)]
             rows[label] = [
                 Cell((fmean(first),)),
-                Cell(tuple(fmean(final_loss(run, n) for n in tasks) for run in runs)),
-                Cell(tuple(max(final_loss(run, n) for n in tasks) for run in runs)),
+                loss_cell(fmean(final_loss(run, n) for n in tasks) for run in runs),
+                loss_cell(max(final_loss(run, n) for n in tasks) for run in runs),
                 *(
                     Cell(tuple(fmean(final_metric(run, n, m) for n in tasks) for run in runs))
                     for m in ("accuracy", "auc")
@@ -114,7 +115,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                         len(fell) == len(tasks),
                         f"of {len(fell)} of {len(tasks)} tasks, of {label}, {words}, means of "
                         f"{size.seeds} {'seed' if size.seeds == 1 else 'seeds'}; mean loss from "
-                        f"{fmean(first):.4g} to {fmean(last):.4g}",
+                        f"{told_loss(fmean(first))} to {told_loss(fmean(last))}",
                         "ours",
                     )
                 )

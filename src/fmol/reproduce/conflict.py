@@ -25,6 +25,7 @@ from fmol.reproduce.experiment import (
     Size,
     Table,
     Trial,
+    loss_cell,
 )
 from fmol.reproduce.naming import complete, named
 from fmol.reproduce.numbers import final_loss, final_metric
@@ -136,7 +137,11 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         methods = (*METHODS, *map(_alone, case.objectives))
         if not complete(records, size, ((name, _short(method)) for method in methods)):
             continue
-        held = _has_held_out(records[named(name, _short(FIRST), seed=0)])
+        held = any(
+            _has_held_out(records[named(name, _short(method), seed=seed)], case.objectives)
+            for method in methods
+            for seed in range(size.seeds)
+        )
         rows = {}
         for method in methods:
             runs = [records[named(name, _short(method), seed=s)] for s in range(size.seeds)]
@@ -145,7 +150,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
             volume = Cell(tuple(_volume(each) for each in given))
             cells = [
                 conflicts,
-                *(Cell(tuple(100 * each[o] for each in given)) for o in case.objectives),
+                *(loss_cell(100 * each[o] for each in given) for o in case.objectives),
                 volume,
             ]
             rates.setdefault(name, {})[method] = conflicts.mean
@@ -155,8 +160,9 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                 out = [_given_up(records, name, case, s, run, True) for s, run in enumerate(runs)]
                 cells.append(Cell(tuple(_volume(each) for each in out)))
             rows[method] = cells
-            if method == FIRST:
-                lost[name] = 100 * fmean(fmean(each.values()) for each in given)
+            mean = 100 * fmean(fmean(each.values()) for each in given)
+            if method == FIRST and not math.isnan(mean):
+                lost[name] = mean
         columns = (
             "rounds in conflict (%)",
             *(f"given up of {objective} (%)" for objective in case.objectives),
@@ -165,7 +171,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         )
         tables.append(Table(case.title, columns, rows))
     panels = []
-    if lost.keys() >= BOWLS.keys():
+    if rates.keys() >= BOWLS.keys():
         columns = tuple(title.removeprefix("quadratic, ") for title, _ in BOWLS.values())
         tables.insert(0, Table("quadratic, hypervolume by angle and scales", columns, bowls))
         panels.append(_angles(size, records))
@@ -177,7 +183,10 @@ def _claims(rates: Mapping[str, Mapping[str, float]], lost: Mapping[str, float])
     claims = []
     if lost.keys() >= BOWLS.keys():
         bowls = {angle: lost[f"quadratic-{angle}"] for angle in ANGLES}
-        told = ", ".join(f"{angle}° {value:.1f} %" for angle, value in bowls.items())
+        told = ", ".join(
+            f"{angle}° {f'{value:.1f} %' if math.isfinite(value) else 'diverged'}"
+            for angle, value in bowls.items()
+        )
         claims.append(
             Claim(
                 "the more two bowls' pulls point apart, the more FSMGDA gives up of each",
@@ -186,7 +195,7 @@ def _claims(rates: Mapping[str, Mapping[str, float]], lost: Mapping[str, float])
                 "ours",
             )
         )
-    if "digits" in rates:
+    if "digits" in lost and not math.isnan(rates["digits"][FIRST]):
         claims.append(
             Claim(
                 f"two digits hardly conflict (in less than {SELDOM:g} % of FSMGDA's rounds)",
@@ -196,7 +205,7 @@ def _claims(rates: Mapping[str, Mapping[str, float]], lost: Mapping[str, float])
                 "ours",
             )
         )
-    if "adult" in rates:
+    if "adult" in rates and not math.isnan(rates["adult"][FIRST]):
         beside = f"; on shoppers: {_told(rates['shoppers'])}" if "shoppers" in rates else ""
         claims.append(
             Claim(
@@ -237,25 +246,29 @@ def _given_up(
     """Objective → where its loss lies between training on it alone, 0, and the start, 1.
 
     Below 0 it gained from the others. Where the start is good at some objective, 1 is the worst at
-    which training on another alone leaves it.
+    which training on another alone leaves it. Infinite where the run failed, NaN where one of those
+    that it is told by did.
     """
     found = {}
     alone = {o: records[named(name, _short(_alone(o)), seed=seed)] for o in case.objectives}
     for objective in case.objectives:
+        ends = [alone[objective]] if case.starts_bad else alone.values()
+        trained = [_loss(each, objective, held_out) for each in ends]
+        if not all(map(math.isfinite, trained)):
+            found[objective] = math.nan
+            continue
         best = _loss(alone[objective], objective, held_out)
-        if case.starts_bad:
-            worst = _first(run, objective, held_out)
-        else:
-            worst = max(_loss(each, objective, held_out) for each in alone.values())
+        # All runs of a seed start from one model.
+        worst = _first(alone[objective], objective, held_out) if case.starts_bad else max(trained)
         there = _loss(run, objective, held_out)
         found[objective] = (there - best) / max(worst - best, 1e-12)
     return found
 
 
 def _loss(record: RunRecord, objective: str, held_out: bool) -> float:
-    if held_out:
-        return final_metric(record, objective, "loss")
-    return final_loss(record, objective)
+    if record.final is None or not held_out:
+        return final_loss(record, objective)
+    return final_metric(record, objective, "loss")
 
 
 def _first(record: RunRecord, objective: str, held_out: bool) -> float:
@@ -264,8 +277,7 @@ def _first(record: RunRecord, objective: str, held_out: bool) -> float:
     return first.held_out[objective]["loss"] if held_out else first.losses[objective]
 
 
-def _has_held_out(record: RunRecord) -> bool:
-    objectives = record.portrait.objectives
+def _has_held_out(record: RunRecord, objectives: Sequence[str]) -> bool:
     return all(math.isfinite(final_metric(record, name, "loss")) for name in objectives)
 
 
@@ -274,6 +286,8 @@ def _volume(given_up: Mapping[str, float]) -> float:
 
     What it gained from others lies outside of the box, and makes up for nothing within it.
     """
+    if any(map(math.isnan, given_up.values())):
+        return math.nan
     return math.prod(min(1.0, max(0.0, 1 - value)) for value in given_up.values())
 
 

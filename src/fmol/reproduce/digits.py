@@ -9,7 +9,16 @@ from statistics import fmean
 from typing import Any
 
 from fmol.record import RunRecord
-from fmol.reproduce.experiment import Cell, Claim, Line, Panel, Records, Size, Table
+from fmol.reproduce.experiment import (
+    Cell,
+    Claim,
+    Line,
+    Panel,
+    Records,
+    Size,
+    Table,
+    loss_cell,
+)
 from fmol.reproduce.naming import named
 from fmol.reproduce.numbers import (
     final_loss,
@@ -61,7 +70,7 @@ def algorithm(name: str, **options: Any) -> dict[str, Any]:
 def finals(records: Records, size: Size, *parts: object) -> list[Cell]:
     """The trained models' losses, a cell for each task."""
     runs = [records[named(*parts, seed=seed)] for seed in range(size.seeds)]
-    return [Cell(tuple(final_loss(run, task) for run in runs)) for task in TASKS]
+    return [loss_cell(final_loss(run, task) for run in runs) for task in TASKS]
 
 
 def ends(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -28,6 +28,7 @@ __all__ = [
     "Size",
     "Table",
     "Trial",
+    "loss_cell",
 ]
 
 Records = Mapping[str, RunRecord]
@@ -102,6 +103,15 @@ class Cell:
             if math.isfinite(self.half_width):
                 text += f" ± {self.half_width:.2g}"
         return text if self.paper is None else f"{text} [{self.paper:g}]"
+
+
+def loss_cell(values: Iterable[float]) -> Cell:
+    """A cell of losses, or of what is computed from them: infinite where a run failed.
+
+    >>> str(loss_cell([math.inf, math.inf]))
+    'diverged'
+    """
+    return Cell(tuple(values), infinite="diverged")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from fmol.record import RunRecord
 from fmol.reproduce.experiment import (
-    Cell,
     Claim,
     Cost,
     Dots,
@@ -21,6 +20,7 @@ from fmol.reproduce.experiment import (
     Size,
     Table,
     Trial,
+    loss_cell,
 )
 from fmol.reproduce.naming import complete, named
 
@@ -113,10 +113,10 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                     trained.append(fmean(own.values()) if own else math.inf)
                     losses.append(fmean(mine.values()) if mine else math.inf)
                     ratios.append(math.exp(fmean(math.log(max(r, 1e-12)) for r in each)))
-                    shares.append(100 * fmean(float(r < 1) for r in each))
+                    shares.append(100 * fmean(float(r < 1) for r in each) if beside else math.nan)
                     worst.append(max(each))
                 rows[called] = [
-                    Cell(tuple(values)) for values in (trained, losses, ratios, shares, worst)
+                    loss_cell(values) for values in (trained, losses, ratios, shares, worst)
                 ]
                 better[method] = fmean(ratios)
                 rings.setdefault(called, []).append(better[method])
@@ -132,6 +132,8 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
             tables.append(Table(f"{problem}, {words}", columns, rows))
             ylabel = "held-out loss beside training alone"
             dots.append(Dots(f"{problem}, {words}", ylabel, gains))
+            if math.isnan(better["fsmgda"]):  # Training alone failed.
+                continue
             claims.append(
                 Claim(
                     f"with FSMGDA clients do better than alone, on average ({problem}, {words})",

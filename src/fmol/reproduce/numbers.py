@@ -10,10 +10,12 @@ from fmol.record import RunRecord
 __all__ = [
     "final_loss",
     "final_metric",
+    "first_loss",
     "losses_over_rounds",
     "mean_log_loss",
     "rounds_until",
     "rounds_until_all",
+    "told_loss",
 ]
 
 
@@ -40,6 +42,12 @@ def rounds_until_all(record: RunRecord, objectives: Iterable[str], target: float
         if max(losses) <= target:
             return float(rounds)
     return math.inf
+
+
+def first_loss(record: RunRecord, objective: str) -> float:
+    """The untrained model's training loss; NaN where the run failed before it was measured."""
+    losses = losses_over_rounds(record, objective)
+    return losses[0] if losses else math.nan
 
 
 def final_loss(record: RunRecord, objective: str) -> float:
@@ -69,3 +77,12 @@ def mean_log_loss(record: RunRecord, objectives: Sequence[str]) -> float:
         if math.isfinite(loss)
     ]
     return sum(logs) / len(logs) if logs else math.inf
+
+
+def told_loss(loss: float) -> str:
+    """A loss as a sentence has it.
+
+    >>> told_loss(0.98765), told_loss(math.inf)
+    ('0.9877', 'diverged')
+    """
+    return "diverged" if math.isinf(loss) else "unknown" if math.isnan(loss) else f"{loss:.4g}"

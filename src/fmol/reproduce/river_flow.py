@@ -20,9 +20,10 @@ from fmol.reproduce.experiment import (
     Size,
     Table,
     Trial,
+    loss_cell,
 )
 from fmol.reproduce.naming import complete, named
-from fmol.reproduce.numbers import final_loss, final_metric, losses_over_rounds
+from fmol.reproduce.numbers import final_loss, final_metric, first_loss, told_loss
 
 __all__ = ["RIVER_FLOW"]
 
@@ -77,12 +78,9 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         for k, batch in _settings(size):
             runs = [records[named(how, f"k{k}", f"b{batch}", seed=s)] for s in range(size.seeds)]
             means[k, batch] = [fmean(final_loss(run, site) for run in runs) for site in SITES]
-            first = [losses_over_rounds(run, site)[0] for run in runs for site in SITES]
+            first = [first_loss(run, site) for run in runs for site in SITES]
             rows[f"K = {k}, batch {batch}"] = [
-                Cell(
-                    tuple(fmean(final_loss(run, site) for site in SITES) for run in runs),
-                    infinite="diverged",
-                ),
+                loss_cell(fmean(final_loss(run, site) for site in SITES) for run in runs),
                 Cell(
                     tuple(fmean(final_metric(run, site, "rmse") for site in SITES) for run in runs)
                 ),
@@ -106,20 +104,24 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                 for k, b in kept
                 if all(map(math.isfinite, means[k, b]))
             }
+            lost = [f"K = {k}, batch {b}" for k, b in kept]
+            lost = [label for label in lost if label not in rings]
+            # What has no ring would be taken for one that was not run.
+            said = f";\ndiverged: {', '.join(lost)}" if lost else ""
             if rings:
-                radars.append(Radar(f"normalised loss, {title} ({how})", SITES, rings))
+                radars.append(Radar(f"normalised loss, {title} ({how}){said}", SITES, rings))
         by_steps = [fmean(means[s]) for s in sorted(s for s in means if s[1] == LARGE)]
         by_batch = [fmean(means[s]) for s in sorted(s for s in means if s[0] == LONG)]
         claims += [
             Claim(
                 f"more local steps converge faster (Δ the {how})",
                 all(b < a for a, b in itertools.pairwise(by_steps)),
-                "mean loss by K: " + ", ".join(f"{value:.4g}" for value in by_steps),
+                "mean loss by K: " + ", ".join(map(told_loss, by_steps)),
             ),
             Claim(
                 f"larger batches converge faster (Δ the {how})",
                 all(b < a for a, b in itertools.pairwise(by_batch)),
-                "mean loss by batch: " + ", ".join(f"{value:.4g}" for value in by_batch),
+                "mean loss by batch: " + ", ".join(map(told_loss, by_batch)),
             ),
         ]
     return Outcome(tables, claims, radars=radars)
