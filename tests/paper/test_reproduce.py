@@ -423,6 +423,26 @@ def test_what_has_all_of_its_runs_is_told_and_what_has_not_is_said_to_be_left_ou
     assert gap in (tmp_path / "conflict-small" / REPORT).read_text()
 
 
+def test_runs_that_wait_for_what_is_tuned_are_counted_as_lacking(tmp_path: Path) -> None:
+    def tuned(size: Size, done: Records | None) -> list[Trial]:
+        return [] if done is not None and "b" not in done else [_told("c"), _told("d")]
+
+    table = Table("", (), {})
+    experiment = Experiment(
+        "tuned",
+        "",
+        "",
+        (lambda size, done: [_told("a"), _told("b")], tuned),
+        lambda *_: Outcome([table]),
+    )
+    found = reproduce(experiment, tmp_path, device="cpu", only=["a"])
+    assert found.lacking == ("b",)
+    assert found.gap.startswith("From 1 of 4 runs")
+    found = reproduce(experiment, tmp_path, device="cpu", only=["b"])
+    assert found.gap.startswith("From 2 of 4 runs")
+    assert reproduce(experiment, tmp_path, device="cpu").gap == ""
+
+
 def test_no_experiment_concludes_from_runs_that_are_not_there() -> None:
     """Nor does it fall over one that is there alone."""
     for name, experiment in EXPERIMENTS.items():
@@ -471,6 +491,8 @@ def test_what_was_never_reached_and_what_was_not_measured_are_told_apart(tmp_pat
     assert [cell["values"] for cell in found] == [[3.0, "never"], [None, 2.0], ["diverged"]]
     assert [cell["mean"] for cell in found] == ["never", None, "diverged"]
     assert [cell["half_width"] for cell in found] == [None] * 3
+    reached = [(cell.get("reached"), cell.get("mean_of_reached")) for cell in found]
+    assert reached == [(1, 3.0), (1, 2.0), (None, None)]
     assert written["panels"][0]["lines"][0]["y"] == [[1.0, "infinite"], [None, 1.0]]
 
 
@@ -661,6 +683,29 @@ def test_both_tasks_are_there_when_they_are_so_at_once() -> None:
     assert rounds_until_all(run, ["left", "right"], 0.001) == math.inf
 
 
+@pytest.mark.parametrize(("later", "verdict"), [(0.05, "holds"), (0.5, "not reproduced")])
+def test_local_steps_say_when_both_are_there_and_which_k_they_compare(
+    later: float, verdict: str
+) -> None:
+    size = Size(small=True, seeds=1)
+    first, second = local_steps.LOCAL_STEPS.stages
+    trials = [trial for trial in first(size, None) if "-plain-" in trial.name]
+    slow, fast = (
+        _curve([2.3, 0.5, 0.05, 0.05], [2.3, 0.05, 0.5, 0.05]),
+        _curve([2.3, later], [2.3, 0.05]),
+    )
+    tuned = {trial.name: slow if "-k1-" in trial.name else fast for trial in trials}
+    trials = [trial for trial in second(size, tuned) if "-plain-" in trial.name]
+    runs = tuned | {trial.name: slow if "-k1-" in trial.name else fast for trial in trials}
+    found = local_steps.LOCAL_STEPS.conclude(size, runs, Place(Path(), print))
+    (row,) = found.tables[0].rows.values()
+    told = dict(zip(found.tables[0].columns, map(str, row), strict=True))
+    assert [told[column] for column in ("L", "R", "both")] == ["2", "1", "3"]
+    (claim,) = found.claims
+    assert claim.text == "FSMGDA needs fewer rounds with K = 5 than with K = 1 (i.i.d.)"
+    assert claim.verdict == verdict
+
+
 def test_steps_whose_run_was_given_up_are_not_chosen() -> None:
     size, k = Size(small=False, seeds=5), 20
     steady = _curve(*([[2.3 * 0.88**t for t in range(21)]] * 2))
@@ -737,8 +782,10 @@ def test_more_clients_are_faster_where_each_number_is_faster_than_the_one_before
 ) -> None:
     found = CLIENTS.conclude(Size(small=True, seeds=1), _clients(falls), Place(Path(), print))
     held = {claim.text: claim.verdict for claim in found.claims}
+    whose = {claim.text: claim.whose for claim in found.claims}
     for words in ("i.i.d.", "two left labels a client"):
         verdict = held[f"FSMGDA converges faster the more clients there are ({words})"]
+        assert whose[f"FSMGDA converges with 5, 10 and 30 clients ({words})"] == "ours"
         assert verdict == ("holds" if faster else "not reproduced")
         assert held[f"FSMGDA converges with 5, 10 and 30 clients ({words})"] == "holds"
 
@@ -873,10 +920,13 @@ def test_more_local_steps_need_fewer_rounds(tmp_path: Path) -> None:
         ("batch", ["FSMGDA converges faster with batches of 256 than of 16 (i.i.d.)"]),
         (
             "centralised",
-            ["FMGDA and MGD end near one another (its loss is 0.5 to 2 times MGD's, for every K)"],
+            [
+                "FMGDA and MGD end near one another "
+                "(its loss is 0.5 to 2 times MGD's, for every K above 1)"
+            ],
         ),
         ("clients", ["FSMGDA converges with 5, 10 and 30 clients (i.i.d.)"]),
-        ("local-steps", ["FSMGDA needs fewer rounds the more local steps it takes (i.i.d.)"]),
+        ("local-steps", ["FSMGDA needs fewer rounds with K = 5 than with K = 1 (i.i.d.)"]),
     ],
 )
 def test_claims_of_the_paper_that_hold_in_small(name: str, held: list[str], tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         told = ", ".join(f"K = {k}: {ratio:.3g}" for k, ratio in ratios.items())
         claims.append(
             Claim(
-                f"{text} (its loss is {low:g} to {high:g} times {other}'s, for every K)",
+                f"{text} (its loss is {low:g} to {high:g} times {other}'s, for every K above 1)",
                 all(low < ratio < high for ratio in ratios.values()),
                 f"{one}'s loss is so many times {other}'s (geometric mean): {told}",
             )

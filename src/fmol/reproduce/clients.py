@@ -79,6 +79,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
                 all(fall < 0.5 for fall in falls.values()),
                 "the last loss is at most so many times the first: "
                 + ", ".join(f"M = {count} {fall:.3f}" for count, fall in falls.items()),
+                "ours",
             )
         )
     return Outcome(tables, claims, panels)

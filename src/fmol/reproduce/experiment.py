@@ -84,14 +84,19 @@ class Cell:
         return fmean(self.values) if self.values else math.nan
 
     @property
+    def reached(self) -> tuple[float, ...]:
+        """The numbers of those seeds that have one."""
+        return tuple(value for value in self.values if math.isfinite(value))
+
+    @property
     def half_width(self) -> float:
         """Half of the 95 % interval of the mean; infinite for a single seed."""
-        if len(self.values) < 2 or not all(map(math.isfinite, self.values)):
+        if len(self.values) < 2 or len(self.reached) < len(self.values):
             return math.inf
         return student(len(self.values) - 1) * stdev(self.values) / math.sqrt(len(self.values))
 
     def __str__(self) -> str:
-        reached = [value for value in self.values if math.isfinite(value)]
+        reached = self.reached
         if all(map(math.isnan, self.values)):
             text = "–"
         elif not reached:
@@ -245,11 +250,14 @@ class Reproduction:
     files: tuple[Path, ...]
     lacking: tuple[str, ...] = ()
     """Runs that are not there; what they would tell is left out of the outcome."""
+    unnamed: int = 0
+    """So many more have no name yet: what they are run with is chosen by runs that are lacking."""
 
     @property
     def gap(self) -> str:
         """What is to be said of runs that are not there; empty where all are."""
         if not self.lacking:
             return ""
-        some, all_ = len(self.records), len(self.records) + len(self.lacking)
+        some = len(self.records)
+        all_ = some + len(self.lacking) + self.unnamed
         return f"From {some} of {all_} runs; tables and claims that need the others are left out."

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fmol import __version__
@@ -65,7 +66,7 @@ def reproduce(
     trials = Trials(folder / "runs", where, watch, say)
     records: dict[str, RunRecord] = {}
     lacking: list[str] = []
-    meant = 0
+    meant = unnamed = 0
     for stage in experiment.stages:
         planned = stage(size, records)
         wanted = [trial for trial in planned if is_wanted(trial.name, only)]
@@ -73,17 +74,20 @@ def reproduce(
         trials.run(wanted, experiment.name)
         there = trials.found(planned)
         lacking += [trial.name for trial in planned if trial.name not in there]
+        # What waits for runs that tune it is not planned yet, and is to be counted all the same.
+        unnamed += max(0, len(stage(size, None)) - len(planned))
         records |= there
     if only and not meant:
         raise UnmatchedError(experiment, size, only)
     folder.mkdir(parents=True, exist_ok=True)
     outcome = experiment.conclude(size, records, Place(folder, say))
     if lacking and not outcome.tables:
+        in_all = len(records) + len(lacking) + unnamed
         raise UnfinishedError(
-            f"{len(records)} of {len(records) + len(lacking)} runs are in `{folder}`, and no table of "
+            f"{len(records)} of {in_all} runs are in `{folder}`, and no table of "
             f"{experiment.name} has all of its runs. Go on with the same command without `--only`."
         )
-    found = Reproduction(experiment, size, outcome, records, (), tuple(lacking))
+    found = Reproduction(experiment, size, outcome, records, (), tuple(lacking), unnamed)
     path = folder / RESULTS
     content = _content(found)
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -152,6 +156,7 @@ def _content(found: Reproduction) -> dict[str, Any]:
         "seeds": list(range(found.size.seeds)),
         "settings": dict(outcome.settings),
         "lacking": list(found.lacking),
+        "unnamed": found.unnamed,
         "tables": tables,
         "claims": [asdict(claim) for claim in outcome.claims],
         "panels": [asdict(panel) for panel in outcome.panels],
@@ -177,7 +182,10 @@ def _cell(cell: Cell) -> dict[str, Any]:
     mean = cell.infinite if cell.mean == math.inf else cell.mean
     # An infinite half width is none: one seed, or one that never got there, has no interval.
     half_width = cell.half_width if math.isfinite(cell.half_width) else None
-    return {"mean": mean, "half_width": half_width, "values": values, "paper": cell.paper}
+    told = {"mean": mean, "half_width": half_width, "values": values, "paper": cell.paper}
+    if 0 < len(cell.reached) < len(cell.values):
+        told |= {"reached": len(cell.reached), "mean_of_reached": fmean(cell.reached)}
+    return told
 
 
 def _plain(value: Any) -> Any:
