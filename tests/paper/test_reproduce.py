@@ -720,15 +720,22 @@ def test_federated_and_centralised_pairs_are_drawn_over_k_and_judged_plainly(
     """Beside centralised losses of 0.1 both claims hold up to twice as much, or three times."""
     ends = {"fmgda": last / 1.5, "mgd": 0.1, "fsmgda": last, "smgd": 0.1}
     records = {
-        named(kind, f"k{k}", seed=0): _curve([2.3, end], [2.3, end])
+        named(partition, kind, f"k{k}", seed=0): _curve([2.3, end], [2.3, end])
+        for partition in digits.PARTITIONS
         for kind, end in ends.items()
         for k in (1, 5)
     }
     found = EXPERIMENTS["centralised"].conclude(Size(True, 1), records, Place(Path(), print))
-    assert found.claims[1].verdict == ("holds" if holds else "not reproduced")
-    assert f"K = 5: {last / 0.1:.3g}" in found.claims[1].evidence
+    for claim, words in (
+        (found.claims[1], "i.i.d."),
+        (found.claims[3], "two left labels a client"),
+    ):
+        assert claim.text.startswith(f"FSMGDA ends slightly worse than SMGD, {words} (")
+        assert claim.verdict == ("holds" if holds else "not reproduced")
+        assert f"K = 5: {last / 0.1:.3g}" in claim.evidence
     assert [panel.title for panel in found.panels] == [
-        f"{pair}, task {task}"
+        f"{pair}, {words}, task {task}"
+        for words in ("i.i.d.", "two left labels a client")
         for pair in ("FMGDA and MGD", "FSMGDA and SMGD")
         for task in ("L", "R")
     ]
@@ -738,10 +745,10 @@ def test_federated_and_centralised_pairs_are_drawn_over_k_and_judged_plainly(
 
 def test_one_pair_of_federated_and_centralised_is_judged_without_the_other() -> None:
     records = {
-        named(kind, f"k{k}", seed=0): _curve([2.3, 0.1], [2.3, 0.1])
+        named("iid", kind, f"k{k}", seed=0): _curve([2.3, 0.1], [2.3, 0.1])
         for kind in ("fmgda", "mgd")
         for k in (1, 5)
-    } | {named("fsmgda", "k5", seed=0): _curve([2.3, 0.1], [2.3, 0.1])}
+    } | {named("iid", "fsmgda", "k5", seed=0): _curve([2.3, 0.1], [2.3, 0.1])}
     found = EXPERIMENTS["centralised"].conclude(Size(True, 1), records, Place(Path(), print))
     assert [claim.text[:5] for claim in found.claims] == ["FMGDA"]
     assert [list(table.rows) for table in found.tables] == [
@@ -910,7 +917,12 @@ def test_fewer_rounds_are_claimed_only_where_they_are_so_in_every_seed() -> None
 
 def test_more_local_steps_need_fewer_rounds(tmp_path: Path) -> None:
     found = reproduce(EXPERIMENTS["local-updates"], tmp_path, small=True, seeds=1, device="cpu")
-    assert [claim.holds for claim in found.outcome.claims] == [True]
+    held = {claim.text: claim.holds for claim in found.outcome.claims}
+    text = "FSMGDA needs fewer rounds the more local steps it takes"
+    assert held == {f"{text} (i.i.d.)": True, f"{text} (two left labels a client)": True}
+    titles = [panel.title for panel in found.outcome.panels]
+    assert titles[0] == "FSMGDA, i.i.d., task L"
+    assert titles[-1] == "FSMGDA, two left labels a client, task R"
 
 
 @pytest.mark.slow
@@ -921,7 +933,7 @@ def test_more_local_steps_need_fewer_rounds(tmp_path: Path) -> None:
         (
             "centralised",
             [
-                "FMGDA and MGD end near one another "
+                "FMGDA and MGD end near one another, i.i.d. "
                 "(its loss is 0.5 to 2 times MGD's, for every K above 1)"
             ],
         ),

@@ -29,6 +29,7 @@ from fmol.reproduce.numbers import (
 
 __all__ = [
     "LABELS",
+    "PARTITIONS",
     "READING",
     "TASKS",
     "algorithm",
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 TASKS = {"left": "L", "right": "R"}
+PARTITIONS = ("iid", "left-shards")
+"""Where the paper shows both kinds of client: its non-i.i.d. ones read as those of the left label,
+which Table 3 points to."""
 LABELS = {
     "iid": "i.i.d.",
     "left-shards": "two left labels a client",
