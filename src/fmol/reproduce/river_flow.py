@@ -107,7 +107,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
             lost = [f"K = {k}, batch {b}" for k, b in kept]
             lost = [label for label in lost if label not in rings]
             # What has no ring would be taken for one that was not run.
-            said = f";\ndiverged: {', '.join(lost)}" if lost else ""
+            said = f";\ndiverged: {' and '.join(lost)}" if lost else ""
             if rings:
                 radars.append(Radar(f"normalised loss, {title} ({how}){said}", SITES, rings))
         by_steps = [fmean(means[s]) for s in sorted(s for s in means if s[1] == LARGE)]
