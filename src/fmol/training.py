@@ -17,6 +17,7 @@ from fmol.alarms import find_alarms
 from fmol.engines import EngineFactory, VectorizedEngine, make_engine
 from fmol.errors import FmolError
 from fmol.federation import Federation
+from fmol.kernels.fallbacks import Fallbacks
 from fmol.measurement import Evaluation, Measurement, unmeasured
 from fmol.participation import Everyone, Participation
 from fmol.result import Result, Snapshot
@@ -76,6 +77,7 @@ def fit(
     targets = _by_objective(stop_at, federation, "stop_at")
     best = _by_objective(optimum, federation, "optimum")
     participation = participation or Everyone()
+    fallbacks = Fallbacks()
     machine = make_engine(engine, federation, seed=seed, device=device)
     measurement = Measurement(federation, algorithm, machine, seed, evaluate)
     state = algorithm.init(federation, read_vector(federation, start).to(machine.device))
@@ -117,8 +119,9 @@ def fit(
                 raise
             if best:
                 report = replace(report, optimality_gap=_optimality_gap(report, best))
-            if t == 0:
-                report = replace(report, notes=(*report.notes, *_without_labels(report)))
+            notes = fallbacks.take() + (_without_labels(report) if t == 0 else [])
+            if notes:
+                report = replace(report, notes=(*report.notes, *notes))
             reason = _reached(report, targets, federation)
             if reason:
                 # x_t is good enough: the step that was just computed from it is not taken.

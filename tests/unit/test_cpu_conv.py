@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fmol import FSMGDA, Client, Federation, Objective, fit
-from fmol.engines import AutoEngine, VectorizedEngine
+from fmol.engines import AutoEngine, VectorizedEngine, auto
+from fmol.errors import FmolError
 from fmol.kernels import cpu, cpu_conv, fallbacks
 
 needs_compiler = pytest.mark.skipif(
@@ -21,7 +23,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 SHAPES = [
-    # lanes, images, channels, height, width, filters, kernel, padding
+    # lanes, images, channels, height, width, filters, kernel, padding; also those that are not chosen.
     (2, 9, 1, 36, 36, 10, 5, (0, 0)),  # LeNet's.
     (3, 5, 10, 16, 16, 20, 5, (0, 0)),
     (1, 3, 3, 9, 13, 7, 4, (1, 0)),  # Rows that do not fill vectors, and other than high.
@@ -89,12 +91,19 @@ def test_pooling_and_its_gradient_are_those_of_torch(
 @pytest.mark.parametrize(
     ("x", "weight", "how"),
     [
-        ((1, 9, 9), (40, 1, 5, 5), {}),
+        ((1, 9, 9), (21, 1, 5, 5), {}),
+        ((10, 16, 16), (16, 10, 5, 5), {}),  # Vectors of the library's are full.
+        ((12, 16, 16), (10, 12, 5, 5), {}),
+        ((1, 6, 8), (4, 1, 4, 4), {}),  # Few pixels are left.
+        ((1, 28, 28), (4, 1, 8, 8), {}),
         ((1, 9, 9), (4, 1, 3, 3), {}),
         ((1, 9, 9), (4, 1, 5, 4), {}),
         ((1, 9, 9), (4, 1, 5, 5), {"stride": (2, 1)}),
         ((1, 9, 9), (4, 1, 5, 5), {"dilation": (1, 2)}),
         ((1, 9, 9), (4, 1, 5, 5), {"padding": (5, 0)}),
+        ((1, 19, 19), (4, 1, 5, 5), {"padding": (-1, -1)}),
+        ((1, 9, 9), (4, 1, 5, 5), {"bias": torch.zeros(3)}),
+        ((1, 9, 9), (4, 1, 5, 5), {"bias": torch.zeros(4, dtype=torch.float64)}),
         ((2, 9, 9), (4, 1, 5, 5), {}),
         ((1, 3, 9), (4, 1, 5, 5), {}),
     ],
@@ -102,7 +111,7 @@ def test_pooling_and_its_gradient_are_those_of_torch(
 def test_what_the_library_does_better_or_has_a_word_to_say_of_is_left_to_it(
     x: tuple[int, ...], weight: tuple[int, ...], how: dict[str, Any]
 ) -> None:
-    usual = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+    usual: dict[str, Any] = {"bias": None, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
     assert not cpu_conv.fits(torch.zeros(2, *x), torch.zeros(weight), **(usual | how))
     assert cpu_conv.fits(torch.zeros(2, 1, 9, 9), torch.zeros(4, 1, 5, 5), **usual)
     half = torch.zeros(4, 1, 5, 5, dtype=torch.bfloat16)
@@ -180,15 +189,77 @@ def test_without_a_compiler_the_library_computes_them_and_the_first_round_says_s
 
 
 @pytest.mark.skipif(shutil.which("false") is None, reason="needs the command `false`")
-def test_a_compiler_that_fails_is_named_with_what_it_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("engine", ["vectorized", "auto"])
+def test_a_compiler_that_fails_is_named_with_what_it_said_and_done_without(
+    engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(cpu.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(cpu, "find_compiler", lambda: "false")
-    monkeypatch.setattr(cpu, "_native", lambda: "")
-    with pytest.raises(RuntimeError, match="`false` ended with 1 and said: nothing"):
-        cpu.load_library.__wrapped__(LIBRARY)
+    monkeypatch.setattr(cpu, "_native", cpu._native.__wrapped__)
+    monkeypatch.setattr(auto, "BUILD_SECONDS", 0.0)
+    _forget(monkeypatch)
+    # A second run in the same process is told as well.
+    for _ in range(2):
+        found = fit(federation(), ALGORITHM, rounds=2, engine=engine)
+        told = "\n".join(found.reports[0].notes)
+        assert "without cpu_conv.cpp: `false` ended with 1 and said: nothing" in told
+        assert "one by one" not in told
+    right = fit(federation(), ALGORITHM, rounds=2)
+    assert torch.allclose(found.losses, right.losses, rtol=1e-10)
     assert list(tmp_path.iterdir()) == []
+    # And one without convolutions is not.
+    data = torch.ones(3, 2), torch.ones(3, 2)
+    clients = [Client("a", data, ("first",)), Client("b", data, ("second",))]
+    other = Federation(nn.Linear(2, 2), federation().objectives, clients)
+    assert not any("cpp" in note for note in fit(other, ALGORITHM, rounds=1).reports[0].notes)
+
+
+@needs_compiler
+@pytest.mark.parametrize("engine", ["vectorized", "auto"])
+def test_a_folder_that_cannot_be_looked_at_is_done_without(
+    engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setenv(cpu.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr(auto, "BUILD_SECONDS", 0.0)
+    _forget(monkeypatch)
+    found = fit(federation(), ALGORITHM, rounds=1, engine=engine)
+    assert not any("one by one" in note or "cpp" in note for note in found.reports[0].notes)
+
+
+@needs_compiler
+def test_without_a_home_kernels_are_compiled_for_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv(cpu.CACHE_VARIABLE)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert not cpu.is_kept(LIBRARY)
+    assert cpu.load_library(LIBRARY).fmol_pool
+
+
+def test_auto_tells_of_data_that_do_not_fit_as_other_engines_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where it looks at them before kernels are compiled."""
+    monkeypatch.setenv(cpu.CACHE_VARIABLE, str(tmp_path))
+    _forget(monkeypatch)
+    fine = federation(torch.float32)
+    wrong = (torch.randn(4, 3, 14, 14), torch.randn(4, 2))
+    clients = [Client("a", wrong, ("first", "second"))]
+    broken = Federation(fine.model, fine.objectives, clients)
+    errors = []
+    for engine in ("sequential", "auto"):
+        with pytest.raises(FmolError, match="client `a`") as caught:
+            fit(broken, ALGORITHM, rounds=1, engine=engine)
+        errors.append((str(caught.value), caught.value.__notes__))
+    assert errors[0] == errors[1]
+    assert errors[0][1] == ["This happened in round 0 at client `a`."]
 
 
 # ---- on disk ---------------------------------------------------------------------------------
@@ -201,18 +272,47 @@ def test_a_kernel_is_compiled_once_on_a_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(cpu.CACHE_VARIABLE, str(tmp_path))
-    assert not cpu.is_at_hand(LIBRARY)
-    load = cpu.load_library.__wrapped__
-    load(LIBRARY)
-    assert cpu.is_at_hand(LIBRARY)
+    assert not cpu.is_kept(LIBRARY)
+    cpu.load_library(LIBRARY)
+    assert cpu.is_kept(LIBRARY)
     assert [path.suffix for path in (tmp_path / "kernels").iterdir()] == [".so"]
 
     def never(*command: Any) -> str:
         raise AssertionError(f"{command} was run again")
 
     monkeypatch.setattr(cpu, "_run", never)
-    assert load(LIBRARY).fmol_pool
-    assert not cpu.is_at_hand(("cpu_pool.cpp", (("REAL", "double"),)))
+    assert cpu.load_library(LIBRARY).fmol_pool
+    assert not cpu.is_kept(("cpu_pool.cpp", (("REAL", "double"),)))
+
+
+@needs_compiler
+def test_half_a_file_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(cpu.CACHE_VARIABLE, str(tmp_path))
+    place = cpu._place(LIBRARY)
+    assert place is not None
+    place.parent.mkdir(mode=0o700)
+    place.touch(mode=0o700)
+    assert cpu.load_library(LIBRARY).fmol_pool
+    assert place.stat().st_size
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name != "posix", reason="needs file modes")
+@pytest.mark.parametrize("whose", ["folder", "file"])
+def test_what_others_can_write_is_not_loaded(
+    whose: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(cpu.CACHE_VARIABLE, str(tmp_path))
+    cpu.load_library(LIBRARY)
+    place = cpu._place(LIBRARY)
+    assert place is not None
+    place.unlink()  # It is loaded: what is written into it would be in this process.
+    place.write_bytes(b"no library")
+    place.chmod(0o777 if whose == "file" else 0o700)
+    place.parent.chmod(0o777 if whose == "folder" else 0o700)
+    assert not cpu.is_kept(LIBRARY)
+    assert cpu.load_library(LIBRARY).fmol_pool
+    assert cpu.is_kept(LIBRARY) == (whose == "file")  # Made anew, where the folder is ours.
 
 
 @needs_compiler
@@ -222,7 +322,7 @@ def test_where_nothing_can_be_kept_a_kernel_is_compiled_for_the_process(
     taken = tmp_path / "taken"
     taken.write_text("no folder")
     monkeypatch.setenv(cpu.CACHE_VARIABLE, str(taken))
-    assert cpu.load_library.__wrapped__(LIBRARY).fmol_pool
+    assert cpu.load_library(LIBRARY).fmol_pool
     assert taken.read_text() == "no folder"
 
 
@@ -281,7 +381,6 @@ def _all_three(
 ) -> tuple[Tensor, ...]:
     """Results, and the gradients of images, weights and biases."""
     how = ((1, 1), padding, (1, 1))
-    assert cpu_conv.fits(x, w, *how)
     assert cpu_conv.has_library(cpu_conv.conv_library(w))
     return (
         cpu_conv.lane_conv2d(x, w, b, *how),
@@ -292,7 +391,5 @@ def _all_three(
 
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process, in which nothing was compiled or noted."""
-    monkeypatch.setattr(cpu_conv, "_load", cpu_conv._load.__wrapped__)
-    monkeypatch.setattr(cpu_conv, "load_library", cpu.load_library.__wrapped__)
-    monkeypatch.setattr(fallbacks, "_known", set())
-    monkeypatch.setattr(fallbacks, "_new", [])
+    monkeypatch.setattr(cpu_conv._load, "_found", {})
+    monkeypatch.setattr(fallbacks, "_uses", {})

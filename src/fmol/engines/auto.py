@@ -15,12 +15,12 @@ from torch.nn.modules.conv import _ConvNd
 
 from fmol import rng
 from fmol.engines.seam import Ask, Fold, Receipt, Transform, Work
-from fmol.engines.sequential import SequentialEngine
+from fmol.engines.sequential import SequentialEngine, say_where
 from fmol.engines.vectorized import VectorizedEngine
 from fmol.engines.worker import Compile, LaneWorker
 from fmol.federation import Federation
 from fmol.kernels.cpu_conv import missing_libraries
-from fmol.local import descend, step_count
+from fmol.local import descend, local_work, pure_forward, step_count
 
 __all__ = ["AutoEngine", "Choice"]
 
@@ -42,9 +42,9 @@ nothing with convolutions alone, which are a library's."""
 COMPILE_WINS = {"dense": 1.0, "norms": 1.0, "convolutions": 0.9}
 """Of the time of other steps, how much compiled ones may take at most. Where they win next to nothing,
 two timings of a few steps may say either, and the rounds to come were slower by a tenth."""
-BUILD_SECONDS = 2.0
+BUILD_SECONDS = 0.6
 """What compiling a kernel for a CPU takes, about; once on a machine, since it is kept on disk."""
-BUILD_GAIN = 0.4
+BUILD_GAIN = 0.5
 """How much of the time of a model's steps such kernels save, about: they are for models whose steps are
 mostly theirs."""
 MOST_PARAMETERS = 2**22
@@ -110,12 +110,10 @@ class AutoEngine(VectorizedEngine):
 
     def _choose(self, asks: Sequence[Ask], work: Work | None) -> str:
         """Settles which engine it is; gives the reason in words."""
-        missing = missing_libraries(self.federation.model) if self.device.type == "cpu" else set()
-        if missing and any(ask.lanes for ask in asks):
-            saved = BUILD_GAIN * self._seconds_left(asks, self._time_apart(asks))
-            if saved < BUILD_SECONDS * len(missing):
-                self._settle("sequential")
-                return "engine sequential: the run is too short for kernels to be compiled first"
+        usual = work is None or work is local_work
+        if usual and self._too_short_for_kernels(asks):
+            self._settle("sequential")
+            return "engine sequential: the run is too short for kernels to be compiled first"
         reason = self._why_not(asks, work)
         if reason is not None:
             self._settle("sequential")
@@ -141,6 +139,16 @@ class AutoEngine(VectorizedEngine):
                 self._gradients.forget()
         self._settle(best)
         return f"engine {best}: {told}"
+
+    def _too_short_for_kernels(self, asks: Sequence[Ask]) -> bool:
+        """Whether compiling the kernels that steps are to be tried with takes longer than they save."""
+        if self.device.type != "cpu" or self.precision == "bf16":  # Which has none of them.
+            return False
+        missing = len(missing_libraries(self.federation.model))
+        if not missing:
+            return False
+        saved = BUILD_GAIN * self._seconds_left(asks, self._time_apart(asks))
+        return saved < BUILD_SECONDS * missing
 
     def _may_compile(self, asks: Sequence[Ask], step: float) -> bool:
         """Whether a run is so long that trying it costs next to nothing; a lane's `step` in seconds."""
@@ -193,13 +201,17 @@ class AutoEngine(VectorizedEngine):
         """Seconds for one step of one lane by itself."""
         first = next(ask for ask in asks if ask.lanes)
         assert first.local is not None
-        local, site = replace(first.local, steps=2, epochs=None), self._site(first.client)
-
-        def apart() -> None:
-            descend(replace(first, local=local), first.lanes[0], site)
-
-        with rng.torch_stream(self.device, self.seed, "model", "probe"):
-            return _best(apart) / 2
+        ask = replace(first, local=replace(first.local, steps=2, epochs=None))
+        try:
+            site = self._site(ask.client)
+            with (
+                pure_forward(site),
+                rng.torch_stream(self.device, self.seed, "model", "probe"),
+            ):
+                return _best(lambda: descend(ask, ask.lanes[0], site)) / 2
+        except Exception as error:  # It may be the first to look at data and model.
+            say_where(error, ask)
+            raise
 
 
 def _kind_of(model: nn.Module) -> str:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fmol.kernels import cpu_conv
-from fmol.kernels.cpu import Library, is_at_hand
+from fmol.kernels.cpu import Library
 
 __all__ = ["LaneConvolutions"]
 
@@ -64,19 +64,16 @@ class LaneConvolutions(TorchFunctionMode):
 
     def _has_kernels(self, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> bool:
         """Whether a convolution is one for kernels of our own on a CPU."""
-        return cpu_conv.fits(x, weight, *how) and self._load(cpu_conv.conv_library(weight))
+        return cpu_conv.fits(x, weight, bias, *how) and self._load(cpu_conv.conv_library(weight))
 
-    def _pools_planes(
-        self, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
-    ) -> bool:
+    def _pools_planes(self, x: Tensor, *how: Any) -> bool:
         """Whether a pooling is one for kernels of our own on a CPU."""
-        halves = kernel == stride == (2, 2) and padding == (0, 0) and dilation == (1, 1)
-        if not halves or ceil_mode or min(x.shape[-2:]) < 2 or x.dtype not in cpu_conv.REALS:
+        if not cpu_conv.pools(*how) or min(x.shape[-2:]) < 2 or x.dtype not in cpu_conv.REALS:
             return False
         return self._load(cpu_conv.pool_library(x))
 
     def _load(self, library: Library) -> bool:
-        if not is_at_hand(library):
+        if not cpu_conv.is_at_hand(library):
             self._say("compiling")
         return cpu_conv.has_library(library)
 

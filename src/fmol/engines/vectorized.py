@@ -27,7 +27,6 @@ from fmol.engines.sequential import SequentialEngine, Tally, say_where
 from fmol.engines.worker import Compile, LaneWorker
 from fmol.evaluation import EVALUATION_BATCH, evaluate
 from fmol.federation import ClientList, Federation
-from fmol.kernels.fallbacks import take_fallbacks
 from fmol.layout import FlatModel
 from fmol.local import check_site, correction_of, local_work
 from fmol.objectives import Objective
@@ -41,9 +40,9 @@ MOST_LANES = 4096
 """More at a time win nothing."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
-MOST_ON_CPU = 2**27
-"""Bytes that lanes in flight take on a CPU. Beyond it every step is new memory from the system, and far
-from any cache."""
+MOST_ON_CPU = 2**26
+"""Bytes that lanes in flight take on a CPU. Beyond it single tensors may be larger than 32 MiB, which
+are new memory from the system in every step, and far from any cache."""
 
 
 class _Begun(NamedTuple):
@@ -155,7 +154,6 @@ class VectorizedEngine(SequentialEngine):
         asks = sorted(asks, key=lambda ask: ask.client)
         with products(self.precision, self.device):
             self._carry_out(asks, fold, work, transforms, tally)
-        tally.notes += take_fallbacks()  # That of a Gramian is known in the next round.
         result = None if fold is None else fold.result()
         return result, tally.receipt(perf_counter() - started)
 
@@ -313,7 +311,7 @@ class VectorizedEngine(SequentialEngine):
     def _why_not(self, asks: Sequence[Ask], work: Work | None) -> str | None:
         """Why these asks are carried out one by one; None where they are not."""
         if work is not None and work is not local_work:
-            return f"`{getattr(work, '__name__', type(work).__name__)}` is not the usual work"
+            return _not_usual(work)
         if not asks:
             return None
         first = next((ask for ask in asks if ask.lanes), asks[0])
@@ -490,6 +488,10 @@ class VectorizedEngine(SequentialEngine):
             client: evaluate(self._model, samples, wanted[client], batch_size=size, metrics=True)
             for client, samples in own.items()
         }
+
+
+def _not_usual(work: Work) -> str:
+    return f"`{getattr(work, '__name__', type(work).__name__)}` is not the usual work"
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.resources import files
 
 import torch
 from torch import Tensor
 
-from fmol.kernels.fallbacks import fall_back
+from fmol.kernels.fallbacks import or_fall_back
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 
 __all__ = ["advance", "kernel_text"]
@@ -42,10 +41,6 @@ def kernel_text(d: int) -> str:
     return f"#define THREADS {THREADS}\n#define D {d}\n{text}"
 
 
-@cache
-def _kernel(d: int, device: torch.device) -> CudaKernel | None:
-    try:
-        return compile_kernel(kernel_text(d), "advance_lanes", device)
-    except (OSError, RuntimeError) as error:
-        fall_back(f"steps are taken in two passes, without advance.cu: {error}")
-        return None
+@or_fall_back(lambda *_: "steps are taken in two passes, without advance.cu")
+def _kernel(d: int, device: torch.device) -> CudaKernel:
+    return compile_kernel(kernel_text(d), "advance_lanes", device)

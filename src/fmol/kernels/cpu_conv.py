@@ -1,40 +1,49 @@
 """Convolutions of lanes with few channels on a CPU, and poolings after them, by C++ kernels.
 
 With ten or twenty channels the library's convolutions leave parts of every vector empty; those in
-`cpu_conv.cpp` lay vectors along pixels. With many channels, or small kernels, the library's are faster.
+`cpu_conv.cpp` lay vectors along pixels. With channels that fill vectors, or small kernels, the
+library's are faster. `benchmarks/cpu_convolutions.py` measures where.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from fmol.kernels.cpu import Library, is_at_hand, load_library
-from fmol.kernels.fallbacks import fall_back
+from fmol.kernels.cpu import Library, find_compiler, is_kept, load_library
+from fmol.kernels.fallbacks import or_fall_back
 
 __all__ = [
     "conv_library",
     "fits",
     "has_library",
+    "is_at_hand",
     "lane_conv2d",
     "lane_conv2d_input",
     "lane_conv2d_weight",
     "missing_libraries",
     "pool_library",
     "pool_planes",
+    "pools",
     "unpool_planes",
 ]
 
-MOST_CHANNELS = 32
+MOST_CHANNELS = 20
 """With more, the library's convolutions are faster."""
-FEWEST_TAPS = 16
-"""And so they are with smaller kernels."""
+BLOCK, FULL = 16, 0.65
+"""And so they are where channels fill more than this share of the library's blocks of channels."""
+FIRST = 3
+"""So few channels of images the library does not lay out in blocks."""
+KERNELS = range(4, 8)
+"""With smaller kernels, and with larger ones, the library is faster."""
+FEWEST_PIXELS = 16
+"""Of a result; fewer leave parts of our own vectors empty."""
 REALS = {torch.float32: "float", torch.float64: "double"}
+TWO = (2, (2, 2))
 
 Pair = Sequence[int]
 
@@ -51,30 +60,47 @@ class Sizes(ctypes.Structure):
     )  # fmt: skip
 
 
-def fits(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> bool:
+def fits(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair
+) -> bool:
     """Whether images `[…, C, H, W]` and weights `[…, F, C, k, k]` are for these kernels.
 
-    >>> fits(torch.zeros(16, 10, 16, 16), torch.zeros(20, 10, 5, 5), (1, 1), (0, 0), (1, 1))
+    >>> usual = None, (1, 1), (0, 0), (1, 1)
+    >>> fits(torch.zeros(16, 10, 16, 16), torch.zeros(20, 10, 5, 5), *usual)
     True
-    >>> fits(torch.zeros(16, 64, 8, 8), torch.zeros(64, 64, 3, 3), (1, 1), (1, 1), (1, 1))
+    >>> fits(torch.zeros(16, 64, 8, 8), torch.zeros(64, 64, 3, 3), *usual)
     False
     """
     filters, channels, height, width = weight.shape[-4:]
+    sizes = [
+        size + 2 * around - height + 1 for size, around in zip(x.shape[-2:], padding, strict=True)
+    ]
     # What does not fit together is told by the library, in the words that everybody knows.
-    sound = x.shape[-3] == channels and all(
-        size + 2 * around >= height for size, around in zip(x.shape[-2:], padding, strict=True)
+    sound = (
+        x.shape[-3] == channels
+        and x.dtype == weight.dtype
+        and (bias is None or (bias.dtype == weight.dtype and bias.shape[-1:] == (filters,)))
+        and min(padding) >= 0
+        and min(sizes) > 0
     )
     return bool(
         sound
         and weight.device.type == "cpu"
-        and x.dtype == weight.dtype
         and weight.dtype in REALS
         and height == width
-        and height * width >= FEWEST_TAPS
+        and height in KERNELS
         and max(filters, channels) <= MOST_CHANNELS
+        and _fill(filters) <= FULL
+        and (channels <= FIRST or _fill(channels) <= FULL)
+        and sizes[0] * sizes[1] >= FEWEST_PIXELS
         and max(padding) < height
         and all(each == 1 for each in chain(stride, dilation))
     )
+
+
+def _fill(channels: int) -> float:
+    """Which share of the library's blocks these channels are."""
+    return channels / (-(-channels // BLOCK) * BLOCK)
 
 
 def conv_library(weight: Tensor) -> Library:
@@ -88,22 +114,41 @@ def pool_library(x: Tensor) -> Library:
 
 
 def missing_libraries(model: nn.Module) -> set[Library]:
-    """What would have to be compiled for a model on a CPU, as its layers say."""
+    """What would have to be compiled for a model's steps on a CPU, as its layers say."""
     wanted = {
         conv_library(layer.weight)
         for layer in model.modules()
-        if isinstance(layer, nn.Conv2d) and layer.groups == 1 and _fits_layer(layer)
+        if isinstance(layer, nn.Conv2d) and _fits_layer(layer)
     }
-    if wanted and any(isinstance(layer, nn.MaxPool2d) for layer in model.modules()):
+    if wanted and any(map(_halves, model.modules())):
         wanted |= {("cpu_pool.cpp", meanings[:1]) for _, meanings in wanted}
     return {library for library in wanted if not is_at_hand(library)}
 
 
 def _fits_layer(layer: nn.Conv2d) -> bool:
-    if isinstance(layer.padding, str):
+    # Weights that are not trained are the same for all lanes: one convolution of the library's.
+    if isinstance(layer.padding, str) or layer.groups != 1 or not layer.weight.requires_grad:
         return False
     large = layer.weight.new_empty(()).expand(layer.in_channels, 2**20, 2**20)
-    return fits(large, layer.weight, layer.stride, layer.padding, layer.dilation)
+    return fits(large, layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation)
+
+
+def _halves(layer: nn.Module) -> bool:
+    """Whether it is a pooling of every 2 × 2 pixels."""
+    return isinstance(layer, nn.MaxPool2d) and pools(
+        layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
+    )
+
+
+def pools(kernel: object, stride: object, padding: object, dilation: object, ceil: bool) -> bool:
+    """Whether a pooling with these settings is one of every 2 × 2 pixels, without more."""
+    usual = kernel in TWO and stride in TWO and padding in (0, (0, 0)) and dilation in (1, (1, 1))
+    return usual and not ceil
+
+
+def is_at_hand(library: Library) -> bool:
+    """Whether asking for it takes no time: it is compiled, or it is known that it cannot be."""
+    return _load.knows(library) or find_compiler() is None or is_kept(library)
 
 
 def has_library(library: Library) -> bool:
@@ -111,13 +156,9 @@ def has_library(library: Library) -> bool:
     return _load(library) is not None
 
 
-@cache
-def _load(library: Library) -> ctypes.CDLL | None:
-    try:
-        return load_library(library)
-    except (OSError, RuntimeError) as error:
-        fall_back(f"convolutions are computed by the library, without {library[0]}: {error}")
-        return None
+@or_fall_back(lambda library: f"convolutions are computed by the library, without {library[0]}")
+def _load(library: Library) -> ctypes.CDLL:
+    return load_library(library)
 
 
 def _kernels(library: Library) -> ctypes.CDLL:

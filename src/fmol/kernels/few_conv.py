@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fmol.kernels import direct_conv, tensor_conv
-from fmol.kernels.fallbacks import fall_back
+from fmol.kernels.fallbacks import or_fall_back
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 from fmol.kernels.strides import aligned, at_once, in_lanes
 
@@ -118,7 +118,7 @@ def correlate(x: Tensor, g: Tensor, shape: Shape) -> tuple[Tensor, Tensor] | Non
         add_parts = _adding(x.device)
         if add_parts is None:
             whole = parts.sum(1)
-            return whole[..., :taps].reshape(sizes), whole[..., taps]
+            return whole[..., :taps].reshape(sizes), whole[..., taps].contiguous()
         weights, biases = x.new_empty(sizes), x.new_empty(sizes[:2])
         blocks = -(-shape["F"] * (taps + 1) // ADDING)
         add_parts((blocks, lanes), ADDING, [parts, weights, biases, splits, shape["F"], taps])
@@ -162,14 +162,10 @@ def _frozen(shape: Shape, tiles: Tiles, **more: int) -> tuple[tuple[str, int], .
     return tuple({**shape, **tiles, **more}.items())
 
 
-@cache
-def _adding(device: torch.device) -> CudaKernel | None:
+@or_fall_back(lambda *_: "parts of gradients are summed up without parts.cu")
+def _adding(device: torch.device) -> CudaKernel:
     """What sums up the parts of gradients."""
-    try:
-        return compile_kernel(adding_text(), "add_parts", device)
-    except (OSError, RuntimeError) as error:
-        fall_back(f"parts of gradients are summed up without parts.cu: {error}")
-        return None
+    return compile_kernel(adding_text(), "add_parts", device)
 
 
 def adding_text() -> str:
@@ -178,12 +174,8 @@ def adding_text() -> str:
     return f"#define THREADS {ADDING}\n{text}"
 
 
-@cache
+@or_fall_back(lambda way, *_: f"convolutions are computed without {way.file}")
 def _kernel(
     way: Way, name: str, sizes: tuple[tuple[str, int], ...], device: torch.device
-) -> CudaKernel | None:
-    try:
-        return compile_kernel(way.text(name, dict(sizes)), name, device)
-    except (OSError, RuntimeError) as error:
-        fall_back(f"convolutions are computed without {way.file}: {error}")
-        return None
+) -> CudaKernel:
+    return compile_kernel(way.text(name, dict(sizes)), name, device)

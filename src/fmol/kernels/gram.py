@@ -8,7 +8,7 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
-from fmol.kernels.fallbacks import fall_back
+from fmol.kernels.fallbacks import or_fall_back
 from fmol.kernels.nvrtc import CudaKernel, compile_kernel
 
 __all__ = ["MOST_ROWS", "gram", "kernel_text"]
@@ -83,12 +83,8 @@ def kernel_text(s: int, aligned: bool) -> str:
     return names + files("fmol.kernels").joinpath("gram.cu").read_text()
 
 
-@cache
+@or_fall_back(lambda *_: "Gramians are computed as products of matrices, without gram.cu")
 def _kernel(s: int, aligned: bool, device: torch.device) -> CudaKernel | None:
     if torch.cuda.get_device_capability(device) not in QUICK:
         return None
-    try:
-        return compile_kernel(kernel_text(s, aligned), "gram", device)
-    except (OSError, RuntimeError) as error:
-        fall_back(f"Gramians are computed as products of matrices, without gram.cu: {error}")
-        return None
+    return compile_kernel(kernel_text(s, aligned), "gram", device)
