@@ -31,6 +31,7 @@ from fmol.engines import (
     worker,
 )
 from fmol.engines.convolutions import _last
+from fmol.engines.probe import lane_bytes
 from fmol.engines.schedule import BatchTables, Draw
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
 from fmol.layout import FlatModel
@@ -421,7 +422,10 @@ def test_chunks_are_alike_where_clients_are(clients: int, in_flight: int, sizes:
     assert [len(chunk) for chunk in engine._chunks(asks)] == sizes
 
 
-def test_lanes_in_flight_on_a_cpu_keep_to_a_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["MOST_ON_CPU", "LARGEST_ON_CPU"])
+def test_lanes_in_flight_on_a_cpu_keep_to_a_few_bytes(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = federation([("a", "b")] * 6, sizes=[6] * 6, names=("a", "b"))
     taken: list[int] = []
 
@@ -433,10 +437,29 @@ def test_lanes_in_flight_on_a_cpu_keep_to_a_few_bytes(monkeypatch: pytest.Monkey
     algorithm = FSMGDA(local_steps=2, batch_size=4)
     one = fit(problem, algorithm, rounds=1, device="cpu", engine=Counting)
     assert taken == [12]
-    monkeypatch.setattr(vectorized, "MOST_ON_CPU", 1)
+    monkeypatch.setattr(vectorized, limit, 1)
     other = fit(problem, algorithm, rounds=1, device="cpu", engine=Counting)
     assert taken[1:] == [1] * 12
     assert relative(flat(other.model), flat(one.model)) < 1e-10
+
+
+def test_the_largest_tensor_of_a_lane_is_what_a_step_makes_and_not_its_data() -> None:
+    """A wide layer's results, of which nothing is kept for the gradient, and one client of many."""
+    wide = nn.Sequential(nn.Linear(3, 500, bias=False), nn.AdaptiveAvgPool1d(2))
+    objectives = [Objective("o", lambda out, y: ((out - y) ** 2).sum(1))]
+    x, y = torch.randn(5000, 3), torch.randn(5000, 2)
+    clients = [
+        Client(f"c{i}", (x[i * 500 : i * 500 + 500], y[i * 500 : i * 500 + 500]), ("o",))
+        for i in range(10)
+    ]
+    problem = Federation(wide, objectives, clients)
+    engine = VectorizedEngine(problem, seed=0, device="cpu")
+    start = problem.layout.flatten(dict(wide.named_parameters()))
+    ask = Plan(0, ("c0",)).ask(
+        clients[0], start, lanes=[Lane("o", {"o": 1.0})], local=LocalConfig(lr=0.1, steps=1)
+    )
+    _, largest = lane_bytes(ask, engine._site("c0"), engine._gradients, 8)
+    assert largest == 8 * 500 * 4
 
 
 class Overlapping(VectorizedEngine):

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from fmol import rng
 from fmol.data import tree_leaves, tree_map
@@ -102,8 +104,31 @@ def _try_lanes(
                 raise ValueError(f"its gradients come out otherwise, by {off:.1e}")
 
 
-def lane_bytes(ask: Ask, site: Site, gradients: LaneGradients, width: int) -> int:
-    """What a lane with batches of `width` takes, from what one of them keeps for its gradient."""
+class _Largest(TorchDispatchMode):
+    """Within it the largest tensor that is made is looked for."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {storage.data_ptr() for storage in _storages((args, kwargs))}
+        made = [storage for storage in _storages(out) if storage.data_ptr() not in given]
+        self.bytes = max([self.bytes, *(storage.nbytes() for storage in made)])
+        return out
+
+
+def _storages(nest: Any) -> list[torch.UntypedStorage]:
+    leaves, _ = tree_flatten(nest)
+    return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def lane_bytes(ask: Ask, site: Site, gradients: LaneGradients, width: int) -> tuple[int, int]:
+    """What a lane with batches of `width` takes, from what one of them keeps for its gradient; and the
+    largest part of it."""
     pool = make_pool([ask.client], [site.samples])
     assert pool is not None
     kept = [0]
@@ -119,12 +144,13 @@ def lane_bytes(ask: Ask, site: Site, gradients: LaneGradients, width: int) -> in
     with (
         rng.torch_stream(site.model.x.device, site.seed, "model", "probe"),
         torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
+        _Largest() as largest,
     ):
         steps.gradients(steps.X, steps.pulls, one)
     row = ask.x.numel() * ask.x.element_size()
     batch = sum(t.numel() * t.element_size() for t in tree_leaves((one.inputs, one.targets)))
     # Parameters, Δ, gradient, direction and what is on the way between them.
-    return 2 * kept[0] + 2 * batch + 6 * row
+    return 2 * kept[0] + 2 * batch + 6 * row, largest.bytes
 
 
 def _repeat(tree: Any, times: int = 2) -> Any:

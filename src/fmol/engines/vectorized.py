@@ -40,9 +40,9 @@ MOST_LANES = 4096
 """More at a time win nothing."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
-MOST_ON_CPU = 2**26
-"""Bytes that lanes in flight take on a CPU. Beyond it single tensors may be larger than 32 MiB, which
-are new memory from the system in every step, and far from any cache."""
+MOST_ON_CPU, LARGEST_ON_CPU = 2**27, 2**25
+"""Bytes that lanes in flight take on a CPU, all together and in one tensor. Beyond it every step is new
+memory from the system, page by page, and far from any cache."""
 
 
 class _Begun(NamedTuple):
@@ -380,7 +380,7 @@ class VectorizedEngine(SequentialEngine):
         width = min(first.local.batch_size or len(site.samples), len(site.samples))
         key = (width, bool(first.local.anchor))
         if key not in self._limits:
-            each = lane_bytes(first, site, self._gradients, width)
+            each, largest = lane_bytes(first, site, self._gradients, width)
             # A lane's own anchors, those of all lanes side by side, and what a graph has of them.
             layers = anchored_layers(site, first.local)
             each += 3 * sum(layer.width**2 for layer in layers) * site.model.x.element_size()
@@ -389,7 +389,7 @@ class VectorizedEngine(SequentialEngine):
                 worker.lane_bytes = each
                 room = MEMORY_SHARE * free_memory(worker.device)
                 if worker.device.type == "cpu":
-                    room = min(room, MOST_ON_CPU)
+                    room = min(room, MOST_ON_CPU, LARGEST_ON_CPU * each / max(largest, 1))
                 fit += max(1, int(room / each))
             self._limits[key] = min(MOST_LANES, fit)
         return self._limits[key]
