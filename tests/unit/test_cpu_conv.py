@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fmol import FSMGDA, Client, Federation, Objective, fit
-from fmol.engines import AutoEngine, VectorizedEngine, auto
+from fmol.engines import AutoEngine, SequentialEngine, VectorizedEngine, auto
 from fmol.errors import FmolError
 from fmol.kernels import cpu, cpu_conv, fallbacks
+from fmol.rounds import Plan
 
 needs_compiler = pytest.mark.skipif(
     cpu.find_compiler() is None, reason="needs a C++ compiler, as g++"
@@ -170,6 +171,30 @@ def test_the_vectorized_engine_gives_the_sequential_engines_numbers_with_them(
     taps = {dict(meanings).get("K") for _, meanings in asked}
     assert taps == {5, 4, None}  # Either size of kernel, and poolings.
     assert not any("convolution" in note for report in runs[1].reports for note in report.notes)
+
+
+@needs_compiler
+def test_evaluations_are_computed_with_them_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients' images as those of one lane."""
+    asked: list[tuple[int, ...]] = []
+    convolve = cpu_conv._convolve
+
+    def ask(x: Tensor, *arguments: Any, **named: Any) -> None:
+        asked.append(tuple(x.shape))
+        convolve(x, *arguments, **named)
+
+    problem = federation()
+    engine = VectorizedEngine(problem, seed=0, device="cpu")
+    x = problem.layout.flatten(dict(problem.model.named_parameters()))
+    plan = Plan(0, ("a", "b"), evaluate=True)
+    asks = [plan.ask(problem.client(id), x, lanes=(), local=None) for id in plan.cohort]
+    monkeypatch.setattr(cpu_conv, "_convolve", ask)
+    _, receipt = engine.map(asks)
+    assert asked == [(1, 18, 1, 14, 14), (1, 18, 3, 7, 7)]
+    _, right = SequentialEngine(problem, seed=0, device="cpu").map(asks)
+    assert [record.loss for record in receipt.clients] == [
+        pytest.approx(record.loss, rel=1e-12) for record in right.clients
+    ]
 
 
 def test_without_a_compiler_the_library_computes_them_and_the_first_round_says_so(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fmol.data import tree_map
+from fmol.engines.convolutions import LaneConvolutions
 from fmol.engines.pool import Pool
 from fmol.evaluation import Score, batch_mean, check_mask
 from fmol.layout import FlatModel
@@ -85,7 +87,9 @@ def _outputs(
         rows = torch.cat([torch.arange(start, start + n) for start, n in spans]).to(pool.device)
     total = pool.total if rows is None else len(rows)
     parts, targets = [], []
-    with model.mode(training=False), torch.no_grad():
+    # On a CPU the kernels for few channels are the faster ones here as well.
+    convolutions = LaneConvolutions() if pool.device.type == "cpu" else nullcontext()
+    with model.mode(training=False), torch.no_grad(), convolutions:
         for start in range(0, total, batch_size):
             stop = min(start + batch_size, total)
             batch = pool.span(start, stop) if rows is None else pool.gather(rows[start:stop])
