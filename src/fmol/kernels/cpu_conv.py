@@ -35,7 +35,8 @@ __all__ = [
 MOST_CHANNELS = 20
 """With more, the library's convolutions are faster."""
 BLOCK, FULL = 16, 0.65
-"""And so they are where channels fill more than this share of the library's blocks of channels."""
+"""And so they are where channels fill more than this share of the library's blocks of channels, unless
+there is one channel of images and one block of results."""
 FIRST = 3
 """So few channels of images the library does not lay out in blocks."""
 KERNELS = range(4, 8)
@@ -90,7 +91,7 @@ def fits(
         and height == width
         and height in KERNELS
         and max(filters, channels) <= MOST_CHANNELS
-        and _fill(filters) <= FULL
+        and (_fill(filters) <= FULL or (filters <= BLOCK and channels == 1))
         and (channels <= FIRST or _fill(channels) <= FULL)
         and sizes[0] * sizes[1] >= FEWEST_PIXELS
         and max(padding) < height
