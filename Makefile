@@ -31,6 +31,7 @@ bench: .venv/bench
 	$(PY) benchmarks/rules.py --out build/bench/rules.json
 	$(PY) benchmarks/engines.py --out build/bench/engines.json
 	$(PY) benchmarks/engines.py --growth --out build/bench/growth.json
+	$(PY) benchmarks/cpu_convolutions.py --out build/bench/cpu_convolutions.json
 
 # The stamps make the second run quick: pip is asked only when what it reads has changed.
 .venv/installed: pyproject.toml constraints.txt

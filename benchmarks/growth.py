@@ -19,6 +19,7 @@ from fmol import FSMGDA, Client, Federation, LazyPopulation, Objective, min_norm
 from fmol.aggregate import MeanFold, gramian
 from fmol.algorithms.descent import step
 from fmol.engines import make_engine
+from fmol.kernels.fallbacks import Fallbacks
 from fmol.rounds import Plan
 
 WARM_STEPS = 50
@@ -94,6 +95,7 @@ def cost(point: Point, engine_name: str, device_name: str) -> dict[str, Any]:
     state = algorithm.init(federation, x)
     ids = federation.population.ids()
     notes: dict[str, None] = {}
+    fallbacks = Fallbacks()
 
     def round(t: int) -> float:
         every = len(ids) // point.clients
@@ -103,7 +105,7 @@ def cost(point: Point, engine_name: str, device_name: str) -> dict[str, Any]:
         _, report = algorithm.round(state, Plan(t, cohort, evaluate=False), engine)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        notes.update(dict.fromkeys(report.notes))
+        notes.update(dict.fromkeys((*report.notes, *fallbacks.take())))
         return time.perf_counter() - started
 
     began, t = time.perf_counter(), 1

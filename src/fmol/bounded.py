@@ -23,6 +23,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fmol.blas import one_thread
 from fmol.minnorm import (
     NOISE,
     RELATIVE,
@@ -95,14 +96,14 @@ def min_norm_within(
     mask = read_protected(protected, S)
     guarded = np.zeros(S, dtype=bool) if mask is None else mask
     least, most = _read_bounds(lower, upper, guarded)
-    weights = _solve(correlation, norms, least, most, guarded, 1.0)
-    _put_on_the_sum(weights, norms, least, most, ~guarded)
-    idle = (norms == 0) & ~guarded
-    if idle.any():
-        weights[idle] = _level(weights[idle], least[idle], most[idle])
-    return BoundedSolution(
-        torch.from_numpy(weights), *_certify(correlation, norms, weights, least, most, guarded)
-    )
+    with one_thread(S):
+        weights = _solve(correlation, norms, least, most, guarded, 1.0)
+        _put_on_the_sum(weights, norms, least, most, ~guarded)
+        idle = (norms == 0) & ~guarded
+        if idle.any():
+            weights[idle] = _level(weights[idle], least[idle], most[idle])
+        told = _certify(correlation, norms, weights, least, most, guarded)
+    return BoundedSolution(torch.from_numpy(weights), *told)
 
 
 def guard(correlation: Array, norms: Array, weights: Array, protected: Mask) -> Array:
@@ -112,7 +113,8 @@ def guard(correlation: Array, norms: Array, weights: Array, protected: Mask) -> 
     """
     fixed = np.where(protected, 0.0, weights)
     most = np.where(protected, np.inf, fixed)
-    found = _solve(correlation, norms, fixed, most, protected, float(fixed.sum()))
+    with one_thread(len(norms)):
+        found = _solve(correlation, norms, fixed, most, protected, float(fixed.sum()))
     return np.where(protected, found, weights)
 
 

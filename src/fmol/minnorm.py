@@ -41,6 +41,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fmol.blas import one_thread
+
 __all__ = ["Certificate", "MinNormSolution", "certificate", "min_norm"]
 
 Array = NDArray[np.float64]
@@ -101,8 +103,10 @@ def min_norm(
     """
     correlation, norms = read_gramian(gramian)
     mask = read_protected(protected, len(norms))
-    weights = solve_scaled(correlation, norms, mask)
-    return MinNormSolution(*_certify(correlation, norms, weights, mask), torch.from_numpy(weights))
+    with one_thread(len(norms)):
+        weights = solve_scaled(correlation, norms, mask)
+        told = _certify(correlation, norms, weights, mask)
+    return MinNormSolution(*told, torch.from_numpy(weights))
 
 
 def certificate(
@@ -130,7 +134,8 @@ def certificate(
             f"`weights` must be finite, got {coefficients.tolist()}. Check the rule that made them."
         )
     mask = read_protected(protected, len(norms))
-    return Certificate(*_certify(correlation, norms, coefficients, mask))
+    with one_thread(len(norms)):
+        return Certificate(*_certify(correlation, norms, coefficients, mask))
 
 
 def _certify(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fmol.blas import one_thread
 from fmol.minnorm import read_gramian, read_protected, solve_scaled
 from fmol.options import NotNegative, check_options
 from fmol.rules.seam import Context, Gramian, Protected, by_name
@@ -64,10 +65,12 @@ def project_rows(gramian: Gramian, protected: Protected = None) -> Tensor:
     if mask is not None:
         rows[mask] = 0.0
     # Who is in conflict with nobody hurts nobody as it is.
-    for s in np.flatnonzero(((correlation < 0).any(1)) & (rows.diagonal() > 0)):
-        others = np.ones(len(norms), dtype=bool)
-        others[s] = False
-        rows[s] = solve_scaled(correlation, norms, others)
+    torn = np.flatnonzero(((correlation < 0).any(1)) & (rows.diagonal() > 0))
+    with one_thread(len(norms)):
+        for s in torn:
+            others = np.ones(len(norms), dtype=bool)
+            others[s] = False
+            rows[s] = solve_scaled(correlation, norms, others)
     return torch.from_numpy(rows)
 
 
