@@ -622,7 +622,7 @@ def test_a_report_that_is_stopped_says_no_more(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fmol.cli.commands.write_report", interrupted)
+    monkeypatch.setattr("fmol.cli.commands.results.write_report", interrupted)
     result = invoke(command, str(runs / "run-0"), code=130)
     assert result.stderr == "stopped\n"
 

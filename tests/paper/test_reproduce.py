@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fmol.cli import commands
-from fmol.cli.commands import fmol
+from fmol.cli.commands import fmol, paper
 from fmol.lockstep import stepper
 from fmol.problems.river_flow import SITES
 from fmol.rates import measure_rates
@@ -194,7 +193,7 @@ def test_all_go_on_where_one_fails_and_the_command_says_which(
         raise RuntimeError("not today")
 
     broken = replace(TINY, name="broken", conclude=fail)
-    monkeypatch.setattr(commands, "EXPERIMENTS", {"broken": broken, "tiny": TINY})
+    monkeypatch.setattr(paper, "EXPERIMENTS", {"broken": broken, "tiny": TINY})
     told = ["reproduce", "--all", "--small", "--out", str(tmp_path)]
     found = CliRunner().invoke(fmol, told)
     assert found.exit_code == 1
@@ -208,7 +207,7 @@ def test_all_run_only_what_is_named_and_somebody_must_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Experiment("other", "", "", (lambda size, done: [_told("mine")],), lambda *_: Outcome())
-    monkeypatch.setattr(commands, "EXPERIMENTS", {"tiny": TINY, "other": other})
+    monkeypatch.setattr(paper, "EXPERIMENTS", {"tiny": TINY, "other": other})
     told = ["reproduce", "--all", "--small", "--out", str(tmp_path), "--only"]
     for plan in ([], ["--plan"]):
         found = CliRunner().invoke(fmol, [*told, "mine", *plan])

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from fmol import FSMGDA, FedAvg, fit
-from fmol import figures as module
 from fmol.figures import write_figures
+from fmol.figures.axes import tick_text
+from fmol.figures.curves import each_round, losses_of, mean_curve, megabytes_of, weights_of
 from fmol.record import RunRecord
 from support import federation
 
@@ -94,7 +95,7 @@ def test_what_needs_more_objectives_is_left_out(
 
 
 def test_a_curve_is_the_mean_of_the_seeds_with_their_range() -> None:
-    curve = module._curve([np.array([1.0, np.nan, 4.0, 9.0]), np.array([3.0, 2.0, 8.0])])
+    curve = mean_curve([np.array([1.0, np.nan, 4.0, 9.0]), np.array([3.0, 2.0, 8.0])])
     assert curve is not None
     assert curve.x.tolist() == [0.0, 2.0]
     assert curve.mean.tolist() == [2.0, 6.0]
@@ -104,11 +105,11 @@ def test_a_curve_is_the_mean_of_the_seeds_with_their_range() -> None:
 
 def test_losses_are_drawn_against_all_that_was_sent_before_them() -> None:
     run = record()
-    sent = module._megabytes(run)
+    sent = megabytes_of(run)
     both = [report.bytes_up + report.bytes_down for report in run.reports]
     assert sent[0] == 0.0
     assert sent[-1] == pytest.approx(sum(both) / 1e6)
-    assert len(sent) == len(module._losses(run, ("a", "b", "c")))
+    assert len(sent) == len(losses_of(run, ("a", "b", "c")))
 
 
 def test_several_groups_get_a_panel_per_objective_and_one_legend(tmp_path: Path) -> None:
@@ -162,18 +163,18 @@ def test_rounds_that_are_lost_leave_a_gap_and_move_no_other(tmp_path: Path) -> N
     names, kept = ("a", "b", "c"), [True, False, False, True, True]
     assert (whole.rounds, lost.rounds) == (5, 5)
     assert replace(lost, final=None).rounds == 5
-    for drawn in (module._losses, module._weights):
+    for drawn in (losses_of, weights_of):
         before, after = drawn(whole, names), drawn(lost, names)
         assert after.shape == before.shape
         assert np.isnan(after[1:3]).all()
         rows = [*kept, True][: len(before)]
         np.testing.assert_array_equal(after[rows], before[rows])
-    direction = module._each_round(lost, "direction_norm_squared")
+    direction = each_round(lost, "direction_norm_squared")
     np.testing.assert_array_equal(np.isfinite(direction), kept)
-    assert len(module._megabytes(lost)) == 6
+    assert len(megabytes_of(lost)) == 6
     assert stems(write_figures(tmp_path, [lost])) == [name for name in ALL for _ in range(2)]
     empty = replace(whole, reports=(), final=None)
-    assert module._losses(empty, names).shape == (0, 3)
+    assert losses_of(empty, names).shape == (0, 3)
 
 
 def test_losses_that_are_not_positive_are_drawn_on_a_plain_axis(tmp_path: Path) -> None:
@@ -224,4 +225,4 @@ def test_without_matplotlib_the_command_that_brings_it_is_named(
     [(0.001, "0.001"), (1e5, "10⁵"), (1e-12, "10⁻¹²"), (20.0, "20"), (2e4, "20000")],
 )
 def test_ticks_read_well(value: float, text: str) -> None:
-    assert module._tick(value) == text
+    assert tick_text(value) == text

@@ -1,4 +1,4 @@
-"""The command line: `fmol run | resume | report | compare | sweep | rates | problems | doctor`."""
+"""The command line: `fmol` and its commands."""
 
 from __future__ import annotations
 

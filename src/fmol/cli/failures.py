@@ -13,7 +13,7 @@ from fmol.runs import RunError
 __all__ = ["describe", "is_foreseen", "is_misuse"]
 
 PACKAGE = Path(fmol.__file__).parent
-WRITERS = ("cli", "figures.py", "files.py", "front", "rates", "report", "reproduce", "runs")
+WRITERS = ("cli", "figures", "files.py", "front", "rates", "report", "reproduce", "runs")
 """What of the package writes where it is told to."""
 READERS = "problems"
 """What of it reads data where it is told to."""

@@ -13,8 +13,9 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from fmol.cli.console import Console
 from fmol.cli.failures import describe
 from fmol.config import (
     Config,
@@ -30,9 +31,6 @@ from fmol.runs import RunFolder, RunMisuseError, resume, start
 from fmol.runs.folder import new_folder
 from fmol.runs.identity import changed_keys
 from fmol.runs.training import StoppedError
-
-if TYPE_CHECKING:
-    from fmol.cli.commands import Console
 
 __all__ = ["read_grid", "run_sweep"]
 
