@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,25 @@ def test_forty_objectives_stay_legible(tmp_path: Path, kinds: int) -> None:
     else:
         assert "median objective" in losses
     assert texts(tmp_path / "weights.svg").count(">attribute") == 40
+
+
+@pytest.mark.parametrize("measured", [1, 5, 9])
+def test_of_many_objectives_few_may_have_been_measured(measured: int, tmp_path: Path) -> None:
+    names = tuple(f"task{i}" for i in range(12))
+    whole = record(names)
+    assert whole.final is not None
+
+    def few(losses: Mapping[str, float]) -> dict[str, float]:
+        return {
+            name: loss if name in names[:measured] else math.nan for name, loss in losses.items()
+        }
+
+    reports = tuple(replace(report, losses=few(report.losses)) for report in whole.reports)
+    final = replace(whole.final, losses=few(whole.final.losses))
+    write_figures(tmp_path, [replace(whole, reports=reports, final=final)], formats=("svg",))
+    drawn = texts(tmp_path / "losses.svg")
+    assert drawn.count(">task") == min(measured, 8)
+    assert ("1 more" in drawn) == (measured == 9)
 
 
 def test_names_of_any_kind_are_drawn_as_they_are(tmp_path: Path) -> None:

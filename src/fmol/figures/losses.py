@@ -58,8 +58,9 @@ def _draw_objectives(axes: Any, names: Sequence[str], curves: Sequence[Curve | N
     """A line per objective: each its own look if they are few, else shades and the extremes' names."""
     drawn = [(name, curve) for name, curve in zip(names, curves, strict=True) if curve is not None]
     by_last = sorted(drawn, key=lambda each: -float(each[1].mean[-1]))
-    if len(names) <= MOST_COLOURS:
-        looks = {name: look(i) for i, name in enumerate(names)}
+    if len(drawn) <= MOST_COLOURS:  # Of many objectives few may have been measured.
+        shown = names if len(names) <= MOST_COLOURS else [name for name, _ in drawn]
+        looks = {name: look(i) for i, name in enumerate(shown)}
         lines = {n: draw_curve(axes, c, short(n), **looks[n]) for n, c in drawn}
         # In the order in which the lines end, so that the eye finds each beside its name.
         legend_beside(axes, [lines[name] for name, _ in by_last])
