@@ -19,9 +19,8 @@ from torch import Tensor
 
 from fmol.engines.checks import check_reply
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply
-from fmol.flower import wire
 from fmol.flower.wire import (
-    DTYPES,
+    PROTOCOL,
     Failure,
     Introduction,
     WireError,
@@ -40,6 +39,9 @@ from fmol.flower.wire import (
     unpack_reply,
     unpack_tensors,
 )
+from fmol.flower.wire.checksum import BLOCK_WORDS, digest
+from fmol.flower.wire.message import CHECKED_FROM, MAGIC, PREFIX
+from fmol.flower.wire.tensors import ALIGNMENT, DTYPES
 from support import federation
 
 LAYOUT = "0123456789abcdef"
@@ -180,7 +182,7 @@ def test_a_damaged_message_gives_one_clear_error(data: st.DataObject) -> None:
         unpack_reply(bytes(broken), ask, LAYOUT)
 
 
-def large(words: int = 4 * wire.BLOCK_WORDS) -> tuple[Ask, bytes]:
+def large(words: int = 4 * BLOCK_WORDS) -> tuple[Ask, bytes]:
     """A reply of several of the checksum's blocks, all of which are different."""
     ask, _ = example()
     delta = torch.arange(words, dtype=torch.float64).sqrt()
@@ -196,7 +198,7 @@ def refuses(broken: bytes, ask: Ask) -> bool:
 
 
 def test_every_flipped_bit_is_found() -> None:
-    ask, packed = large(wire.BLOCK_WORDS + 3)
+    ask, packed = large(BLOCK_WORDS + 3)
     for place in range(len(packed)):
         for bit in range(8):
             broken = bytearray(packed)
@@ -205,17 +207,17 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 def test_every_cut_is_found_and_so_is_whatever_is_added() -> None:
-    ask, packed = large(wire.BLOCK_WORDS + 3)
+    ask, packed = large(BLOCK_WORDS + 3)
     assert all(refuses(packed[:length], ask) for length in range(len(packed)))
-    assert all(refuses(packed + bytes(more), ask) for more in range(1, 9 * wire.BLOCK_WORDS))
+    assert all(refuses(packed + bytes(more), ask) for more in range(1, 9 * BLOCK_WORDS))
 
 
 def test_whatever_is_swapped_is_found() -> None:
     """Blocks of the checksum's own size, at their own place or at any other, and larger ones."""
     ask, packed = large()
-    size = 8 * wire.BLOCK_WORDS
+    size = 8 * BLOCK_WORDS
     for length in (size, size + 24, 2 * size):
-        for first in range(wire.CHECKED_FROM, len(packed) - 2 * length + 1, 8):
+        for first in range(CHECKED_FROM, len(packed) - 2 * length + 1, 8):
             for second in range(first + length, len(packed) - length + 1, size // 2):
                 broken = bytearray(packed)
                 broken[first : first + length] = packed[second : second + length]
@@ -230,7 +232,7 @@ def test_two_changes_do_not_cancel(draws: st.DataObject) -> None:
     data = bytearray(large()[1])
     words = len(data) // 8
     first = draws.draw(st.integers(0, words - 2))
-    second = draws.draw(st.integers(first + 1, min(words - 1, first + 2 * wire.BLOCK_WORDS)))
+    second = draws.draw(st.integers(first + 1, min(words - 1, first + 2 * BLOCK_WORDS)))
     one, other = slice(8 * first, 8 * first + 8), slice(8 * second, 8 * second + 8)
     broken = bytearray(data)
     if draws.draw(st.booleans()):
@@ -239,7 +241,7 @@ def test_two_changes_do_not_cancel(draws: st.DataObject) -> None:
         byte, bit = draws.draw(st.integers(0, 7)), 1 << draws.draw(st.integers(0, 7))
         broken[one.start + byte] ^= bit
         broken[other.start + byte] ^= bit
-    assert (wire._digest(bytes(broken)) != wire._digest(bytes(data))) == (broken != data)
+    assert (digest(bytes(broken)) != digest(bytes(data))) == (broken != data)
 
 
 def test_a_reply_is_read_where_it_lies_and_what_is_kept_is_a_copy() -> None:
@@ -262,15 +264,14 @@ def test_no_warning_is_seen_of_what_cannot_be_written_to(recwarn: pytest.Warning
 
 def forged(packed: bytes, **changes: Any) -> bytes:
     """The same message with another header and a checksum that fits: what a malicious site sends."""
-    _, protocol, _, size = wire.PREFIX.unpack_from(packed)
-    begin = wire.PREFIX.size
+    _, protocol, _, size = PREFIX.unpack_from(packed)
+    begin = PREFIX.size
     header = json.loads(packed[begin : begin + size])
     header.update(changes)
     text = json.dumps(header).encode()
-    text += b" " * (-(begin + len(text)) % wire.ALIGNMENT)
+    text += b" " * (-(begin + len(text)) % ALIGNMENT)
     rest = struct.pack("<Q", len(text)) + text + packed[begin + size :]
-    digest = wire._digest(rest)
-    return wire.PREFIX.pack(wire.MAGIC, protocol, digest, len(text))[: begin - 8] + rest
+    return PREFIX.pack(MAGIC, protocol, digest(rest), len(text))[: begin - 8] + rest
 
 
 @pytest.mark.parametrize(
@@ -308,9 +309,9 @@ def test_a_header_nested_without_end_is_refused() -> None:
     _, packed = example()
     deep = b"[" * 100_000
     rest = struct.pack("<Q", len(deep)) + deep
-    prefix = wire.PREFIX.pack(wire.MAGIC, wire.PROTOCOL, wire._digest(rest), len(deep))
+    prefix = PREFIX.pack(MAGIC, PROTOCOL, digest(rest), len(deep))
     with pytest.raises(WireError, match="nested too deeply"):
-        unpack_tensors(prefix[: wire.PREFIX.size - 8] + rest)
+        unpack_tensors(prefix[: PREFIX.size - 8] + rest)
     assert packed
 
 
@@ -331,7 +332,7 @@ def test_a_mismatch_names_both_sides(changes: dict[str, int], layout: str, words
 def test_another_protocol_and_another_kind_are_refused_with_both_values() -> None:
     ask, packed = example()
     newer = bytearray(packed)
-    struct.pack_into("<I", newer, 8, wire.PROTOCOL + 1)
+    struct.pack_into("<I", newer, 8, PROTOCOL + 1)
     with pytest.raises(WireError, match=r"of protocol 5, and this side speaks protocol 4"):
         unpack_reply(bytes(newer), ask, LAYOUT)
     with pytest.raises(WireError, match=r"kind 'reply', and 'ask' was expected"):

@@ -23,13 +23,9 @@ from fmol.portrait import ClientPortrait, Portrait
 from fmol.problems.quadratic import Quadratic
 from fmol.record import RunRecord
 from fmol.report import build_report, write_report
-from fmol.report.data import (
-    FEWEST_POINTS,
-    MOST_CLIENTS,
-    MOST_POINTS,
-    build_payload,
-    number,
-)
+from fmol.report.data import FEWEST_POINTS, MOST_POINTS, build_payload
+from fmol.report.numbers import number
+from fmol.report.run import MOST_CLIENTS
 from fmol.rounds import RoundReport
 
 NAN, INF = float("nan"), float("inf")

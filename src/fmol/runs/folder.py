@@ -1,11 +1,11 @@
-"""A run folder: what is in it, and how it is read."""
+"""A run folder: what is in it, how it is read, and what is said where it cannot be written to."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,15 @@ try:
 except ImportError:  # Not on Windows: there nothing keeps two processes apart.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["RunError", "RunFolder", "RunMisuseError", "find_runs", "new_folder"]
+__all__ = [
+    "RunError",
+    "RunFolder",
+    "RunMisuseError",
+    "find_runs",
+    "new_folder",
+    "plain_numbers",
+    "writing",
+]
 
 
 class RunError(Exception):
@@ -281,6 +289,23 @@ def _listed(numbers: Sequence[int]) -> str:
 def _unreadable(path: Path, error: OSError) -> RunMisuseError:
     reason = error.strerror or str(error)
     return RunMisuseError(f"`{path}` cannot be read: {reason}. Give leave to, or name another run.")
+
+
+@contextlib.contextmanager
+def writing(folder: RunFolder) -> Iterator[None]:
+    """Turns a failure to write into a sentence that says what stands and what to do."""
+    try:
+        yield
+    except OSError as error:
+        there = folder.checkpoints.is_dir() and any(folder.checkpoints.glob("round-*.ckpt"))
+        stands = (
+            f"The last checkpoint is intact: make room or give leave to write, then `fmol resume "
+            f"{folder.path}`."
+            if there
+            else "Nothing was lost: no round was done. Name another folder with `--out`."
+        )
+        reason = error.strerror or str(error)
+        raise RunError(f"`{folder.path}` cannot be written to: {reason}. {stands}") from error
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from fmol import __version__
 from fmol.data import TensorSamples, as_samples, is_lazy
 from fmol.federation import ClientList, Federation
 from fmol.portrait import portray
+from fmol.runs.checkpoints import SavedState
+from fmol.runs.folder import RunError, RunMisuseError
 
-__all__ = ["changed_keys", "changed_versions", "fingerprint", "versions"]
+__all__ = ["changed_keys", "changed_versions", "check_unchanged", "fingerprint", "versions"]
 
 FREE = frozenset(
     {
@@ -106,3 +109,28 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], at: str = ""
         elif old != new:
             changes.append(f"{at}`{key}` was {old!r} and is {new!r}")
     return changes
+
+
+def check_unchanged(
+    path: Path, saved: SavedState, identity: Mapping[str, Any], anyway: bool
+) -> list[str]:
+    """What has changed since the checkpoint and does no harm; raises for what would."""
+    changes = changed_keys(saved.identity["config"], identity["config"])
+    if changes:
+        raise RunMisuseError(
+            f"the config is not what the run in `{path}` was started with: "
+            f"{'; '.join(changes)}. Results would be of neither. Change it back, or start a new run."
+        )
+    if saved.identity["federation"] != identity["federation"]:
+        raise RunError(
+            "the problem is not what the run was started with: its model, objectives, clients or "
+            "data have changed. Restore them (a problem of your own must build the same each time: "
+            "seed what it draws), or start a new run."
+        )
+    other = changed_versions(saved.identity["versions"], identity["versions"])
+    if other and not anyway:
+        raise RunError(
+            f"{'; '.join(other)} since the run was started, so results may differ from those of an "
+            "unbroken run. Go back, or accept that with `--anyway`."
+        )
+    return [f"After round {saved.rounds}: {text}." for text in other]

@@ -14,9 +14,10 @@ from fmol.engines.seam import Engine
 from fmol.federation import Federation
 from fmol.lockstep import Guest, place_data, run_in_lockstep
 from fmol.result import Result
+from fmol.runs.engine import lane_options
 from fmol.runs.folder import RunFolder
 from fmol.runs.identity import fingerprint
-from fmol.runs.training import Say, Watch, lane_options, train_config
+from fmol.runs.training import Say, Watch, train_config
 from fmol.training import Callback
 
 __all__ = ["PlannedRun", "most_together", "steps_together", "train_planned", "train_together"]

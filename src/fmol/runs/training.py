@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +12,27 @@ import torch
 
 from fmol.algorithms.trouble import known_trouble
 from fmol.config import Config, RunOptions, read_config, read_file
-from fmol.engines import (
-    AutoEngine,
-    EngineFactory,
-    SequentialEngine,
-    VectorizedEngine,
-    all_devices,
-    resolve_device,
-)
+from fmol.engines import EngineFactory, resolve_device
 from fmol.federation import Federation
 from fmol.files import write_whole
 from fmol.listeners import Listener
-from fmol.metrics import conflict_rate
 from fmol.participation import Participation
 from fmol.portrait import portray
 from fmol.problems import problem_file as file_of
-from fmol.report import write_report
-from fmol.result import Result, Snapshot
-from fmol.rounds import Algorithm, Checkpoint, RoundReport
-from fmol.runs.checkpoints import SavedState, remove_old, save_checkpoint
+from fmol.result import Result
+from fmol.rounds import Algorithm
+from fmol.runs.checkpoints import SavedState
+from fmol.runs.end import write_end
+from fmol.runs.engine import named_engine
 from fmol.runs.environment import describe_environment
-from fmol.runs.folder import RunError, RunFolder, RunMisuseError, plain_numbers
-from fmol.runs.identity import changed_keys, changed_versions, fingerprint, versions
-from fmol.runs.metrics_log import MetricsLog, read_metrics
+from fmol.runs.folder import RunError, RunFolder, RunMisuseError, writing
+from fmol.runs.identity import check_unchanged, fingerprint, versions
+from fmol.runs.keeper import Keeper, read_checkpoint
 from fmol.training import Callback, fit
 
-__all__ = ["StoppedError", "lane_options", "resume", "start", "train", "train_config"]
+__all__ = ["StoppedError", "resume", "start", "train", "train_config"]
 
 logger = logging.getLogger("fmol")
-
-EVERY_ROUNDS, EVERY_SECONDS = 10, 60.0
 
 FLOWER_APP = "flower-app"
 """What stands for the problem in the config of a run whose clients are sites of a Flower app."""
@@ -231,7 +219,10 @@ def train(
     for text in said:
         say(text)
     if saved is not None:
-        said += _changes(folder, saved, identity, anyway, say)
+        harmless = check_unchanged(folder.path, saved, identity, anyway)
+        for text in harmless:
+            say(text)
+        said += harmless
         if saved.rounds > options.rounds:
             raise RunMisuseError(
                 f"`rounds` is {options.rounds}, and {saved.rounds} are done already in "
@@ -250,7 +241,7 @@ def train(
         say(f"all {done} rounds are done already; give more with `--rounds`")
     # Before the log is opened, which cuts off what a finished run ends with: an extra may be missing.
     listeners = _listeners(folder, options, config, environment, say)
-    keeper = _Keeper(folder, identity, options, saved)
+    keeper = Keeper(folder, identity, options, saved)
     callbacks: list[Callback] = [keeper, *listeners]
     callbacks += watch(federation, done, options.rounds) if watch else ()
     started = time.perf_counter()
@@ -263,14 +254,14 @@ def train(
             algorithm,
             options.rounds,
             options.seed,
-            engine or _engine(folder, options, environment, say),
+            engine or named_engine(folder, options, environment, say),
             device,
             participation=participation or options.participation,
             evaluate=options.evaluate,
             evaluate_every=options.evaluate_every,
             stop_at=options.stop_at,
             true_gradients_every=options.true_gradients_every,
-            resume=None if saved is None else _checkpoint(folder, saved),
+            resume=None if saved is None else read_checkpoint(folder, saved),
             callbacks=callbacks,
         )
         with writing(folder):
@@ -280,7 +271,7 @@ def train(
         if report:
             say("writing the report")
         with writing(folder):
-            _write_end(folder, result, time.perf_counter() - started, report)
+            write_end(folder, result, time.perf_counter() - started, report)
         return result
     except KeyboardInterrupt as error:
         broken = error
@@ -304,125 +295,6 @@ def train(
             listener.close(broken)
 
 
-@contextlib.contextmanager
-def writing(folder: RunFolder) -> Iterator[None]:
-    """Turns a failure to write into a sentence that says what stands and what to do."""
-    try:
-        yield
-    except OSError as error:
-        there = folder.checkpoints.is_dir() and any(folder.checkpoints.glob("round-*.ckpt"))
-        stands = (
-            f"The last checkpoint is intact: make room or give leave to write, then `fmol resume "
-            f"{folder.path}`."
-            if there
-            else "Nothing was lost: no round was done. Name another folder with `--out`."
-        )
-        reason = error.strerror or str(error)
-        raise RunError(f"`{folder.path}` cannot be written to: {reason}. {stands}") from error
-
-
-@dataclass
-class _Keeper:
-    """The callback that writes a run down: a line per round, and checkpoints."""
-
-    folder: RunFolder
-    identity: Mapping[str, Any]
-    options: RunOptions
-    saved: SavedState | None
-    log: MetricsLog = field(init=False)
-    latest: tuple[Checkpoint, int, str] | None = None
-    """The state after the last round that was written to the log, and how much of the log that is."""
-
-    def __post_init__(self) -> None:
-        keep = 0 if self.saved is None else self.saved.metrics_bytes
-        with writing(self.folder):
-            self.log = MetricsLog(self.folder.metrics, keep)
-        self.last_rounds = 0 if self.saved is None else self.saved.rounds
-        self.last_time = time.monotonic()
-
-    def __call__(self, report: RoundReport, snapshot: Snapshot) -> None:
-        with writing(self.folder):
-            self.log.add(report)
-            # One assignment: an interrupt may come between any two.
-            self.latest = (snapshot.checkpoint(), self.log.bytes, self.log.sha256)
-            if self._due():
-                self.save()
-
-    def _due(self) -> bool:
-        assert self.latest is not None
-        rounds = len(self.latest[0].reports) - self.last_rounds
-        if self.options.checkpoint_every is not None:
-            return rounds >= self.options.checkpoint_every
-        return rounds >= EVERY_ROUNDS or time.monotonic() - self.last_time >= EVERY_SECONDS
-
-    def save(self) -> int:
-        """Writes a checkpoint of the latest round, unless it has one; how many rounds are done."""
-        if self.latest is None or len(self.latest[0].reports) <= self.last_rounds:
-            return self.last_rounds
-        kept, size, sha256 = self.latest
-        self.log.sync()  # A checkpoint may only speak of metrics that are on the disk.
-        rounds = len(kept.reports)
-        save_checkpoint(
-            self.folder.checkpoints,
-            SavedState(
-                rounds, kept.state, kept.client_state, kept.seed, size, sha256, self.identity
-            ),
-        )
-        self.last_rounds, self.last_time = rounds, time.monotonic()
-        return rounds
-
-    def finish(self, result: Result) -> None:
-        # Before the last line of the log: whoever goes on with more rounds cuts it off again.
-        self.save()
-        remove_old(self.folder.checkpoints)  # A killed run may have left one more.
-        self.log.finish(result.final, result.stopped)
-
-    def close(self) -> None:
-        self.log.close()
-
-
-def _checkpoint(folder: RunFolder, saved: SavedState) -> Checkpoint:
-    reports, _, _ = read_metrics(folder.metrics, saved.metrics_bytes)
-    if len(reports) != saved.rounds:
-        raise RunError(
-            f"the checkpoint is of {saved.rounds} rounds and `{folder.metrics.name}` holds "
-            f"{len(reports)} of them. Start the run anew in another folder."
-        )
-    return Checkpoint(saved.state, tuple(reports), saved.client_state, saved.seed)
-
-
-def _changes(
-    folder: RunFolder,
-    saved: SavedState,
-    identity: Mapping[str, Any],
-    anyway: bool,
-    say: Say,
-) -> list[str]:
-    """What has changed since the checkpoint and does no harm; raises for what would."""
-    changes = changed_keys(saved.identity["config"], identity["config"])
-    if changes:
-        raise RunMisuseError(
-            f"the config is not what the run in `{folder.path}` was started with: "
-            f"{'; '.join(changes)}. Results would be of neither. Change it back, or start a new run."
-        )
-    if saved.identity["federation"] != identity["federation"]:
-        raise RunError(
-            "the problem is not what the run was started with: its model, objectives, clients or "
-            "data have changed. Restore them (a problem of your own must build the same each time: "
-            "seed what it draws), or start a new run."
-        )
-    other = changed_versions(saved.identity["versions"], identity["versions"])
-    if other and not anyway:
-        raise RunError(
-            f"{'; '.join(other)} since the run was started, so results may differ from those of an "
-            "unbroken run. Go back, or accept that with `--anyway`."
-        )
-    said = [f"After round {saved.rounds}: {text}." for text in other]
-    for text in said:
-        say(text)
-    return said
-
-
 def _note_environment(
     folder: RunFolder,
     device: torch.device,
@@ -444,38 +316,6 @@ def _note_environment(
         known["problem_file"] = folder.path_from_here(problem_file)
     folder.write_json(folder.environment, known)
     return known
-
-
-def _engine(
-    folder: RunFolder, options: RunOptions, environment: dict[str, Any], say: Say
-) -> EngineFactory:
-    """The engine; where it is chosen by measuring, the choice of the first stretch is kept."""
-    if options.engine == "sequential":
-        return partial(SequentialEngine, precision=options.precision)
-    if options.engine == "flower":
-        from fmol.flower import FlowerEngine
-
-        return partial(FlowerEngine, precision=options.precision, backend=options.flower_backend)
-    side_by_side = lane_options(options, say)
-    if options.engine == "vectorized":
-        return partial(VectorizedEngine, **side_by_side)
-
-    def keep(choice: str) -> None:
-        environment["engine"] = choice
-        folder.write_json(folder.environment, environment)
-
-    return partial(AutoEngine, choice=environment.get("engine"), decided=keep, **side_by_side)
-
-
-def lane_options(options: RunOptions, say: Say) -> dict[str, Any]:
-    """What a run's options say to an engine that steps lanes side by side."""
-    return {
-        "precision": options.precision,
-        "compile": options.compile,
-        "lanes_in_flight": options.lanes_in_flight,
-        "devices": all_devices(options.device),
-        "say": say,
-    }
 
 
 def _listeners(
@@ -502,42 +342,3 @@ def _listeners(
             environment["mlflow_run"] = listener.run_id
             folder.write_json(folder.environment, environment)
     return listeners
-
-
-def _write_end(folder: RunFolder, result: Result, seconds: float, report: bool) -> None:
-    from safetensors.torch import save
-
-    tensors = {
-        name: tensor.detach().cpu().contiguous().clone()
-        for name, tensor in result.model.state_dict().items()
-    }
-    write_whole(folder.model, save(tensors, metadata={"format": "pt"}))
-    folder.write_json(folder.summary, summarize(result, seconds))
-    if report:
-        write_report(folder.report, [folder.record()])
-
-
-def summarize(result: Result, seconds: float) -> dict[str, Any]:
-    """A run's outcome in a few numbers, for `summary.json`."""
-    reports = result.reports
-    alarms = reports[-1].alarms if reports else ()
-    data = {
-        "algorithm": type(result.algorithm).__name__,
-        "seed": result.seed,
-        "rounds": len(reports),
-        "stopped": result.stopped,
-        "losses": result.final.losses,
-        "held_out": result.final.held_out,
-        "evaluated": result.final.evaluated,
-        "conflict_rate": conflict_rate(reports),
-        "bytes_up": sum(report.bytes_up for report in reports),
-        "bytes_down": sum(report.bytes_down for report in reports),
-        "seconds": seconds,
-        "refused": sum(len(report.refused) for report in reports) + len(result.final.refused),
-        "alarms": [
-            {"kind": a.kind, "objective": a.objective, "message": a.message} for a in alarms
-        ],
-        "notes": sorted({note for report in reports for note in report.notes}),
-    }
-    plain: dict[str, Any] = plain_numbers(data)
-    return plain
