@@ -20,6 +20,8 @@ __all__ = ["ALIGNMENT", "DTYPES", "in_section", "lay_out", "read_tensors"]
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this, so that they are used where they lie."""
+MOST_SIDES = 64
+"""As many as tensors of any library have."""
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -97,13 +99,17 @@ def read_tensors(
             f"the message's tensors should have {header['bytes']} bytes and have {len(data) - begin}."
         )
     found: dict[str, dict[str, Tensor]] = {}
-    saved = 0
+    saved = end = 0
     for section, name, dtype_name, shape, offset, exponent in header["tensors"]:
         dtype = DTYPES[dtype_name]
         stored = dtype if exponent is None else torch.float16
         count = math.prod(map(whole, shape))
-        if min(shape, default=0) < 0 or whole(offset) < 0 or offset % ALIGNMENT:
+        # One behind the other: of a short message that named the same bytes again and again, widened
+        # copies could fill any memory. And what has no numbers may still have too long sides.
+        crooked = min(shape, default=0) < 0 or len(shape) > MOST_SIDES
+        if crooked or whole(offset) < end or offset % ALIGNMENT:
             raise WireError(f"the message places `{name}` of shape {shape} at byte {offset}.")
+        whole(math.prod(max(side, 1) for side in shape))
         if begin + offset + count * stored.itemsize > len(data):
             raise WireError(
                 f"the message says that `{name}` has shape {shape}, which is not there."
@@ -113,8 +119,11 @@ def read_tensors(
             if count
             else torch.empty(0, dtype=stored)
         )
+        if dtype == torch.bool and bool((values.view(torch.uint8) > 1).any()):
+            raise WireError(f"the message has truth values in `{name}` that are neither.")
         if exponent is not None:
             values = scaled(values, -whole(exponent)).to(dtype)
             saved += count * (dtype.itemsize - stored.itemsize)
+        end = offset + count * stored.itemsize
         found.setdefault(text(section), {})[text(name)] = values.reshape(shape)
     return found, saved
