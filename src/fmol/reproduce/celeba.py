@@ -141,7 +141,7 @@ CELEBA = Experiment(
     "K = 2.",
     (_trials,),
     _conclude,
-    cost=Cost("40 s", gpu="12 min (shared)", cpu="about 2 days (estimated)"),
+    cost=Cost("22 s", gpu="12 min (shared)", cpu="about 2 days (estimated)"),
     seeds=1,
     small_seeds=1,
     data=("celeba",),

@@ -162,7 +162,7 @@ HETEROGENEITY = Experiment(
     "trained alone (a geometric mean over seeds).",
     (_trials,),
     _conclude,
-    cost=Cost("about 3 min (estimated)", gpu="not timed", cpu="about 35 min (estimated)"),
+    cost=Cost("2 min", gpu="not timed", cpu="22 min (shared)"),
     seeds=3,
     small_seeds=1,
     data=("river-flow", "shoppers"),

@@ -64,7 +64,7 @@ RATES = Experiment(
     "`fmol rates` is the same by itself, and docs/theory.md explains it.",
     (),
     _conclude,
-    cost=Cost("39 s", gpu="none needed", cpu="13 min (shared)"),
+    cost=Cost("19 s", gpu="none needed", cpu="13 min (shared)"),
     seeds=5,
     small_seeds=3,
 )

@@ -136,7 +136,7 @@ RIVER_FLOW = Experiment(
     "of the settings beside it.",
     (_trials,),
     _conclude,
-    cost=Cost("64 s", gpu="not timed", cpu="about 30 min (shared)"),
+    cost=Cost("37 s", gpu="not timed", cpu="about 30 min (shared)"),
     data=("river-flow",),
     small_data=("river-flow",),
     small_seeds=1,

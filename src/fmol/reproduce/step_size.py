@@ -62,6 +62,6 @@ STEP_SIZE = Experiment(
     (_trials,),
     _conclude,
     shared_reading=READING,
-    cost=Cost("22 s", gpu="2.8 min (shared)", cpu="about 45 min (estimated)"),
+    cost=Cost("14 s", gpu="2.8 min (shared)", cpu="about 45 min (estimated)"),
     data=("multimnist",),
 )
