@@ -6,6 +6,7 @@ Tried out on a few samples of one client, before the first round.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -127,8 +128,8 @@ def _storages(nest: Any) -> list[torch.UntypedStorage]:
 
 
 def lane_bytes(ask: Ask, site: Site, gradients: LaneGradients, width: int) -> tuple[int, int]:
-    """What a lane with batches of `width` takes, from what one of them keeps for its gradient; and the
-    largest part of it."""
+    """What a lane with batches of `width` takes, from what one of them keeps for its gradient; and on a
+    CPU the largest part of it, else none."""
     pool = make_pool([ask.client], [site.samples])
     assert pool is not None
     kept = [0]
@@ -144,13 +145,13 @@ def lane_bytes(ask: Ask, site: Site, gradients: LaneGradients, width: int) -> tu
     with (
         rng.torch_stream(site.model.x.device, site.seed, "model", "probe"),
         torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
-        _Largest() as largest,
+        _Largest() if site.model.x.is_cpu else nullcontext() as largest,
     ):
         steps.gradients(steps.X, steps.pulls, one)
     row = ask.x.numel() * ask.x.element_size()
     batch = sum(t.numel() * t.element_size() for t in tree_leaves((one.inputs, one.targets)))
     # Parameters, Δ, gradient, direction and what is on the way between them.
-    return 2 * kept[0] + 2 * batch + 6 * row, largest.bytes
+    return 2 * kept[0] + 2 * batch + 6 * row, 0 if largest is None else largest.bytes
 
 
 def _repeat(tree: Any, times: int = 2) -> Any:

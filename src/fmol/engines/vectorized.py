@@ -311,7 +311,7 @@ class VectorizedEngine(SequentialEngine):
     def _why_not(self, asks: Sequence[Ask], work: Work | None) -> str | None:
         """Why these asks are carried out one by one; None where they are not."""
         if work is not None and work is not local_work:
-            return _not_usual(work)
+            return f"`{getattr(work, '__name__', type(work).__name__)}` is not the usual work"
         if not asks:
             return None
         first = next((ask for ask in asks if ask.lanes), asks[0])
@@ -488,10 +488,6 @@ class VectorizedEngine(SequentialEngine):
             client: evaluate(self._model, samples, wanted[client], batch_size=size, metrics=True)
             for client, samples in own.items()
         }
-
-
-def _not_usual(work: Work) -> str:
-    return f"`{getattr(work, '__name__', type(work).__name__)}` is not the usual work"
 
 
 @contextmanager
