@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable
 from itertools import count
 from threading import Lock, RLock
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, TypeVar, TypeVarTuple
 
 __all__ = ["Fallbacks", "fall_back", "or_fall_back"]
 
 logger = logging.getLogger("fmol")
 
-P = ParamSpec("P")
+Given = TypeVarTuple("Given")
 T = TypeVar("T")
 
 _lock = Lock()
@@ -55,36 +55,38 @@ class Fallbacks:
         return new
 
 
-def or_fall_back(words: Callable[..., str]) -> Callable[[Callable[P, T]], KernelOrNone[P, T]]:
+def or_fall_back(
+    words: Callable[..., str],
+) -> Callable[[Callable[[*Given], T]], KernelOrNone[T, *Given]]:
     """Decorates what makes a kernel; `words` say of its arguments what is done where there is none."""
     return lambda make: KernelOrNone(make, words)
 
 
-class KernelOrNone(Generic[P, T]):
+class KernelOrNone(Generic[T, *Given]):
     """Asked once for the same arguments; None where a kernel cannot be had, which counts each time."""
 
-    def __init__(self, make: Callable[P, T], words: Callable[..., str]) -> None:
+    def __init__(self, make: Callable[[*Given], T], words: Callable[..., str]) -> None:
         self._make, self._words = make, words
         self._making = RLock()
         self._found: dict[object, tuple[T | None, str]] = {}
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def __call__(self, *args: *Given) -> T | None:
         if args not in self._found:
             with self._making:
                 if args not in self._found:
-                    self._found[args] = self._try(*args, **kwargs)
+                    self._found[args] = self._try(*args)
         kernel, reason = self._found[args]
         if reason:
             fall_back(reason)
         return kernel
 
-    def _try(self, *args: P.args, **kwargs: P.kwargs) -> tuple[T | None, str]:
+    def _try(self, *args: *Given) -> tuple[T | None, str]:
         try:
-            return self._make(*args, **kwargs), ""
+            return self._make(*args), ""
         except (OSError, RuntimeError) as error:
-            return None, f"{self._words(*args, **kwargs)}: {error}"
+            return None, f"{self._words(*args)}: {error}"
 
-    def knows(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+    def knows(self, *args: *Given) -> bool:
         """Whether it has been asked so before, so that asking takes no time."""
         return args in self._found
 

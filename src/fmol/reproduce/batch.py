@@ -68,6 +68,6 @@ BATCH = Experiment(
     (_trials,),
     _conclude,
     shared_reading=READING,
-    cost=Cost("25 s", gpu="5.4 min (shared)", cpu="about 2 h (estimated)"),
+    cost=Cost("25 s", gpu="5.4 min (shared)", cpu="about 1 h (estimated)"),
     data=("multimnist",),
 )

@@ -149,6 +149,6 @@ CENTRALISED = Experiment(
     (_trials,),
     _conclude,
     shared_reading=READING,
-    cost=Cost("33 s", gpu="minutes (estimated)", cpu="about 6 h (estimated)"),
+    cost=Cost("33 s", gpu="minutes (estimated)", cpu="about 3 h (estimated)"),
     data=("multimnist",),
 )

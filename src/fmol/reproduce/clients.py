@@ -94,6 +94,6 @@ CLIENTS = Experiment(
     (_trials,),
     _conclude,
     shared_reading=READING,
-    cost=Cost("25 s", gpu="about 2 min", cpu="about 2 h (estimated)"),
+    cost=Cost("25 s", gpu="about 2 min", cpu="about 80 min (estimated)"),
     data=("multimnist",),
 )

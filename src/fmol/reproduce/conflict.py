@@ -304,7 +304,7 @@ CONFLICT = Experiment(
     "is also what has not been learnt yet.",
     (_trials,),
     _conclude,
-    cost=Cost("30 s", gpu="not timed", cpu="about 70 min (estimated)"),
+    cost=Cost("30 s", gpu="not timed", cpu="about 30 min (estimated)"),
     seeds=3,
     small_seeds=1,
     data=("multimnist", "shoppers", "adult"),

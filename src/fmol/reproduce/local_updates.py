@@ -76,6 +76,6 @@ LOCAL_UPDATES = Experiment(
     (_trials,),
     _conclude,
     shared_reading=READING,
-    cost=Cost("12 s", gpu="9 min (estimated)", cpu="about 4 h (estimated)"),
+    cost=Cost("12 s", gpu="9 min (estimated)", cpu="about 100 min (estimated)"),
     data=("multimnist",),
 )
