@@ -719,10 +719,10 @@ def test_federated_and_centralised_pairs_are_drawn_over_k_and_judged_plainly(
     """Beside centralised losses of 0.1 both claims hold up to twice as much, or three times."""
     ends = {"fmgda": last / 1.5, "mgd": 0.1, "fsmgda": last, "smgd": 0.1}
     records = {
-        named(partition, kind, f"k{k}", seed=0): _curve([2.3, end], [2.3, end])
+        name: record
         for partition in digits.PARTITIONS
         for kind, end in ends.items()
-        for k in (1, 5)
+        for name, record in _beside_centralised(partition, kind, end).items()
     }
     found = EXPERIMENTS["centralised"].conclude(Size(True, 1), records, Place(Path(), print))
     for claim, words in (
@@ -739,15 +739,33 @@ def test_federated_and_centralised_pairs_are_drawn_over_k_and_judged_plainly(
         for task in ("L", "R")
     ]
     for line in found.panels[2].lines:
-        assert (line.x, line.y) == ((1, 5), [[ends[line.label.lower()]] * 2])
+        end = ends[line.label.lower()]
+        assert line.x == (1, 5)
+        assert line.y == [[end, end] if line.label == "FSMGDA" else [1.5, end]]
+
+
+def _beside_centralised(partition: str, kind: str, end: float) -> dict[str, RunRecord]:
+    """Runs of one algorithm in small, with these losses in the end: 40 rounds for K = 1 and K = 5, or
+    one of 200 whose losses were 1.5 after the first 40."""
+    if kind in ("mgd", "smgd"):
+        losses = [2.3] * 40 + [1.5] * 160 + [end]
+        return {named(partition, kind, seed=0): _curve(losses, losses)}
+    losses = [2.3] * 40 + [end]
+    return {named(partition, kind, f"k{k}", seed=0): _curve(losses, losses) for k in (1, 5)}
+
+
+def test_a_centralised_run_that_fails_still_stands_beside_the_steps_that_it_got_to() -> None:
+    records = _beside_centralised("iid", "fmgda", 0.1) | _beside_centralised("iid", "mgd", 0.1)
+    records[named("iid", "mgd", seed=0)].final = None  # type: ignore[misc]
+    found = EXPERIMENTS["centralised"].conclude(Size(True, 1), records, Place(Path(), print))
+    assert [str(table.rows["MGD"][0]) for table in found.tables] == ["1.5", "diverged"]
+    assert [claim.holds for claim in found.claims] == [False]
 
 
 def test_one_pair_of_federated_and_centralised_is_judged_without_the_other() -> None:
-    records = {
-        named("iid", kind, f"k{k}", seed=0): _curve([2.3, 0.1], [2.3, 0.1])
-        for kind in ("fmgda", "mgd")
-        for k in (1, 5)
-    } | {named("iid", "fsmgda", "k5", seed=0): _curve([2.3, 0.1], [2.3, 0.1])}
+    records = _beside_centralised("iid", "fmgda", 0.1) | _beside_centralised("iid", "mgd", 0.1)
+    name = named("iid", "fsmgda", "k5", seed=0)
+    records[name] = _beside_centralised("iid", "fsmgda", 0.1)[name]
     found = EXPERIMENTS["centralised"].conclude(Size(True, 1), records, Place(Path(), print))
     assert [claim.text[:5] for claim in found.claims] == ["FMGDA"]
     assert [list(table.rows) for table in found.tables] == [
@@ -894,8 +912,8 @@ def test_what_is_given_up_is_told_beside_what_did_not_fail(
 
 def test_losses_of_digits_whose_run_failed_are_said_to_have_diverged() -> None:
     records = {"a-seed0": _failed(1, {"left": 2.0, "right": 2.0})}
-    cells = digits.finals(records, Size(small=True, seeds=1), "a")
-    assert [str(cell) for cell in cells] == ["diverged"] * 2
+    table = digits.ends(records, Size(small=True, seeds=1), "", {"A": ("a",)})
+    assert [str(cell) for cell in table.rows["A"]] == ["diverged"] * 2 + ["–"] * 2
 
 
 def test_fewer_rounds_are_claimed_only_where_they_are_so_in_every_seed() -> None:

@@ -50,48 +50,59 @@ def _rounds(size: Size) -> int:
 
 
 def _trials(size: Size, done: Records | None) -> Sequence[Trial]:
-    rounds, trials = _rounds(size), []
+    rounds, steps, trials = _rounds(size), _steps(size), []
     federated = {"fmgda": {}, "fsmgda": {"batch_size": BATCH}}
     central = {"mgd": {}, "smgd": {"batch_size": BATCH}}
-    for partition, k, seed in itertools.product(PARTITIONS, _steps(size), range(size.seeds)):
+    for partition, seed in itertools.product(PARTITIONS, range(size.seeds)):
         problem = digits(size, partition, samples=256, seed=seed)
-        for kind, options in federated.items():
+        for (kind, options), k in itertools.product(federated.items(), steps):
             told = algorithm(kind, local_steps=k, **options)
             tables = {"rounds": rounds, "seed": seed, "problem": problem, "algorithm": told}
-            trials.append(Trial(named(partition, kind, f"k{k}", seed=seed), tables))
+            trials.append(Trial(named(*_parts(partition, kind, k), seed=seed), tables))
         for kind, options in central.items():
             told = {"name": kind, "server_lr": 0.1, **options}
-            # One iteration is one round here: K × T of them, measured as often as the others.
+            # One iteration is one round here. Those that stand beside smaller K are the first of them.
             tables = {
-                "rounds": k * rounds, "evaluate_every": k,
+                "rounds": max(steps) * rounds, "evaluate_every": max(steps),
                 "seed": seed, "problem": problem, "algorithm": told,
             }  # fmt: skip
-            trials.append(Trial(named(partition, kind, f"k{k}", seed=seed), tables))
+            trials.append(Trial(named(*_parts(partition, kind, max(steps)), seed=seed), tables))
     return trials
+
+
+def _parts(partition: str, kind: str, k: int) -> tuple[str, ...]:
+    """What runs are called that stand in a table of K: centralised ones are the same for each."""
+    return (partition, kind, f"k{k}") if kind in PAIRS else (partition, kind)
+
+
+def _after(size: Size, kind: str, k: int) -> int:
+    """How many rounds of a run are as many gradient steps as T rounds of K."""
+    return _rounds(size) if kind in PAIRS else k * _rounds(size)
 
 
 def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     tables, claims, panels = [], [], []
+    kinds = list(itertools.chain(*PAIRS.items()))
     for partition, k in itertools.product(PARTITIONS, _steps(size)):
-        kinds = itertools.chain(*PAIRS.items())
-        settings = {kind.upper(): (partition, kind, f"k{k}") for kind in kinds}
         settings = {
-            name: parts for name, parts in settings.items() if complete(records, size, [parts])
+            kind.upper(): _parts(partition, kind, k)
+            for kind in kinds
+            if complete(records, size, [_parts(partition, kind, k)])
         }
         if settings:
             title = f"K = {k}, {LABELS[partition]}, after the last round"
-            tables.append(ends(records, size, title, settings))
+            after = {kind.upper(): _after(size, kind, k) for kind in kinds}
+            tables.append(ends(records, size, title, settings, after))
     for partition, pair in itertools.product(PARTITIONS, PAIRS.items()):
-        needed = itertools.product((partition,), pair, (f"k{k}" for k in _steps(size)))
+        needed = [_parts(partition, kind, k) for kind in pair for k in _steps(size)]
         if not complete(records, size, needed):
             continue
-        federated, central = pair
         panels += [_panel(records, size, partition, *pair, task) for task in TASKS]
         # With one local step they are the same algorithm.
         steps = [k for k in _steps(size) if k > 1]
-        ratios = {k: _ratio(records, size, partition, federated, central, k) for k in steps}
-        text, (low, high) = CLAIMS[federated]
-        one, other = federated.upper(), central.upper()
+        ratios = {k: _ratio(records, size, partition, *pair, k) for k in steps}
+        text, (low, high) = CLAIMS[pair[0]]
+        one, other = (kind.upper() for kind in pair)
         told = ", ".join(f"K = {k}: {ratio:.3g}" for k, ratio in ratios.items())
         claims.append(
             Claim(
@@ -104,20 +115,26 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
     return Outcome(tables, claims, panels)
 
 
+def _loss(
+    records: Records, size: Size, partition: str, kind: str, k: int, seed: int, task: str
+) -> float:
+    """A training loss after as many gradient steps as T rounds of K have."""
+    run = records[named(*_parts(partition, kind, k), seed=seed)]
+    return final_loss(run, task, _after(size, kind, k))
+
+
 def _panel(
     records: Records, size: Size, partition: str, federated: str, central: str, task: str
 ) -> Panel:
     """Where a pair ends, over K."""
+    steps, seeds = _steps(size), range(size.seeds)
     lines = [
         Line(
             kind.upper(),
-            _steps(size),
+            steps,
             [
-                [
-                    final_loss(records[named(partition, kind, f"k{k}", seed=seed)], task)
-                    for k in _steps(size)
-                ]
-                for seed in range(size.seeds)
+                [_loss(records, size, partition, kind, k, seed, task) for k in steps]
+                for seed in seeds
             ],
         )
         for kind in (federated, central)
@@ -131,21 +148,21 @@ def _panel(
 def _ratio(
     records: Records, size: Size, partition: str, federated: str, central: str, k: int
 ) -> float:
-    logs = [
-        log(max(final_loss(records[named(partition, federated, f"k{k}", seed=s)], task), 1e-12))
-        - log(max(final_loss(records[named(partition, central, f"k{k}", seed=s)], task), 1e-12))
-        for s in range(size.seeds)
-        for task in TASKS
-    ]
+    def told(kind: str, seed: int, task: str) -> float:
+        return log(max(_loss(records, size, partition, kind, k, seed, task), 1e-12))
+
+    pairs = itertools.product(range(size.seeds), TASKS)
+    logs = [told(federated, *each) - told(central, *each) for each in pairs]
     return exp(sum(logs) / len(logs))
 
 
 CENTRALISED = Experiment(
     "centralised",
     "FMGDA against MGD, FSMGDA against SMGD (figure 2 a)",
-    f"T rounds of K local steps beside K × T iterations with all data in one place; SMGD draws "
-    f"{BATCH} samples of each client, as FSMGDA does. Local and central step size 0.1. Figure 2 a is "
-    "of non-i.i.d. clients, the appendix has i.i.d. ones: here both, with two left labels a client.",
+    "T rounds of K local steps beside K × T iterations with all data in one place, which are the "
+    f"first of one run for all K; SMGD draws {BATCH} samples of each client, as FSMGDA does. Local and "
+    "central step size 0.1. Figure 2 a is of non-i.i.d. clients, the appendix has i.i.d. ones: here "
+    "both, with two left labels a client.",
     (_trials,),
     _conclude,
     shared_reading=READING,

@@ -36,7 +36,6 @@ __all__ = [
     "curves",
     "digits",
     "ends",
-    "finals",
     "ranked",
 ]
 
@@ -71,21 +70,25 @@ def algorithm(name: str, **options: Any) -> dict[str, Any]:
     return {"name": name, "local_lr": 0.1, "server_lr": 0.1, **options}
 
 
-def finals(records: Records, size: Size, *parts: object) -> list[Cell]:
-    """The trained models' losses, a cell for each task."""
-    runs = [records[named(*parts, seed=seed)] for seed in range(size.seeds)]
-    return [loss_cell(final_loss(run, task) for run in runs) for task in TASKS]
-
-
 def ends(
-    records: Records, size: Size, title: str, settings: Mapping[str, tuple[object, ...]]
+    records: Records,
+    size: Size,
+    title: str,
+    settings: Mapping[str, tuple[object, ...]],
+    after: Mapping[str, int] | None = None,
 ) -> Table:
-    """Where the trained models stand, a row for each setting: training losses, held-out accuracies."""
+    """Where models stand in the end, or those of some labels `after` that many rounds, a row for each
+    setting: training losses, held-out accuracies."""
     rows = {}
     for label, parts in settings.items():
         runs = [records[named(*parts, seed=seed)] for seed in range(size.seeds)]
-        right = [Cell(tuple(final_metric(run, task, "accuracy") for run in runs)) for task in TASKS]
-        rows[label] = [*finals(records, size, *parts), *right]
+        rounds = (after or {}).get(label)
+        losses = [loss_cell(final_loss(run, task, rounds) for run in runs) for task in TASKS]
+        right = [
+            Cell(tuple(final_metric(run, task, "accuracy", rounds) for run in runs))
+            for task in TASKS
+        ]
+        rows[label] = [*losses, *right]
     columns = ("loss L", "loss R", "held-out accuracy L", "held-out accuracy R")
     return Table(title, columns, rows)
 

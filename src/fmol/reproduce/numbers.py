@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from fmol.measurement import Evaluation
 from fmol.record import RunRecord
+from fmol.rounds import RoundReport
 
 __all__ = [
     "final_loss",
@@ -50,19 +52,27 @@ def first_loss(record: RunRecord, objective: str) -> float:
     return losses[0] if losses else math.nan
 
 
-def final_loss(record: RunRecord, objective: str) -> float:
-    """The trained model's training loss; infinite where it is not a number, or the run failed."""
-    if record.final is None:
-        return math.inf
-    loss = losses_over_rounds(record, objective)[-1]
+def final_loss(record: RunRecord, objective: str, after: int | None = None) -> float:
+    """The training loss in the end, or after that many rounds; infinite where it is not a number, or
+    the run failed before."""
+    found = _after(record, after)
+    loss = math.nan if found is None else found.losses[objective]
     return math.inf if math.isnan(loss) else loss
 
 
-def final_metric(record: RunRecord, objective: str, metric: str) -> float:
-    """A metric of the trained model on held-out data; NaN where it was not measured."""
-    if record.final is None:
-        return math.nan
-    return record.final.held_out.get(objective, {}).get(metric, math.nan)
+def final_metric(record: RunRecord, objective: str, metric: str, after: int | None = None) -> float:
+    """A held-out metric in the end, or after that many rounds; NaN where it was not measured."""
+    found = _after(record, after)
+    return math.nan if found is None else found.held_out.get(objective, {}).get(metric, math.nan)
+
+
+def _after(record: RunRecord, rounds: int | None) -> Evaluation | RoundReport | None:
+    """How the model stood after that many rounds, or in the end; None where a run did not get there."""
+    if record.final is not None and rounds in (None, record.final.round):
+        return record.final
+    if rounds is None or rounds >= len(record.reports):
+        return None
+    return record.reports[rounds]
 
 
 def mean_log_loss(record: RunRecord, objectives: Sequence[str]) -> float:
