@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import Subset, TensorDataset
 
 from fmol import FSMGDA, Client, FedAvg, Federation, LazyPopulation, Objective, fit
 from fmol.engines import (
@@ -27,6 +28,7 @@ from fmol.engines import (
     gradients,
     lanes,
     make_engine,
+    scores,
     vectorized,
     worker,
 )
@@ -655,6 +657,56 @@ def test_where_memory_runs_out_for_anchors_half_of_the_clients_are_taken_at_a_ti
     assert relative(flat(other.model), flat(one.model)) < 1e-10
     assert taken == [3, 2, 1, 1, 1, 1, 1, 1]
     assert "memory ran out: 2 lanes at a time from here on" in other.reports[0].notes
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_where_memory_runs_out_half_as_many_samples_are_evaluated_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, unlike: bool
+) -> None:
+    taken: list[int] = []
+
+    def scarce(score: Any) -> Any:
+        def scored(*arguments: Any, batch_size: int, metrics: bool) -> Any:
+            taken.append(batch_size)
+            if batch_size > 3:
+                raise torch.OutOfMemoryError("pretended")
+            return score(*arguments, batch_size=batch_size, metrics=metrics)
+
+        return scored
+
+    plain = federation([("a", "b")] * 2, sizes=[6] * 2, names=("a", "b"))
+    rows = TensorDataset(*data(5, outputs=2, seed=6))
+    clients = [
+        replace(plain.client("c0"), held_out=data(4, outputs=2, seed=5)),
+        replace(plain.client("c1"), held_out=Subset(rows, range(5)) if unlike else rows.tensors),
+    ]
+    problem = Federation(plain.model, plain.objectives, clients)
+    algorithm = FSMGDA(local_steps=1, batch_size=2)
+    one = fit(problem, algorithm, rounds=2, device="cpu")
+    for name in ("score_clients", "evaluate"):
+        monkeypatch.setattr(scores, name, scarce(getattr(scores, name)))
+    other = fit(problem, algorithm, rounds=2, device="cpu", engine=VectorizedEngine)
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
+    for report, expected in zip(other.reports, one.reports, strict=True):
+        assert report.losses == pytest.approx(expected.losses)
+        for record, wanted in zip(report.clients, expected.clients, strict=True):
+            assert record.held_out == pytest.approx(wanted.held_out)
+            assert record.held_out
+    assert any("not alike" in note for note in _notes(other)) == unlike
+    assert taken[:3] == [1024, 6, 3]
+    assert max(taken[2:]) == 3
+    assert "memory ran out: 3 samples at a time are evaluated from here on" in _notes(other)
+
+
+def test_where_memory_runs_out_for_a_single_sample_it_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scarce(*arguments: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("pretended")
+
+    monkeypatch.setattr(scores, "score_clients", scarce)
+    with pytest.raises(torch.OutOfMemoryError, match="pretended"):
+        fit(federation(), FSMGDA(local_steps=1), rounds=1, device="cpu", engine=VectorizedEngine)
 
 
 def test_the_engines_options_reach_it_through_auto() -> None:

@@ -4,24 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fmol.data import tree_map
+from fmol.data import Samples, tree_map
 from fmol.engines.convolutions import LaneConvolutions
-from fmol.engines.pool import Pool
-from fmol.evaluation import Score, batch_mean, check_mask
+from fmol.engines.pool import Pool, make_pool
+from fmol.evaluation import Score, batch_mean, check_mask, evaluate
 from fmol.layout import FlatModel
 from fmol.objectives import Objective, WholeSet
 
-__all__ = ["Scores", "score_clients"]
+__all__ = ["Scorer", "Scores", "score_clients"]
 
+T = TypeVar("T")
 NONE = Score(float("nan"), 0)
 Scores = dict[str, dict[str, dict[str, Score]]]
 """Client → objective → `"loss"` and metrics → `Score`."""
+
+
+class Scorer:
+    """Scores many clients at the model's `x`; half as many samples at a time where memory runs out,
+    which `warn` is told."""
+
+    def __init__(self, model: FlatModel, batch_size: int, warn: Callable[[str], None]) -> None:
+        self._model, self._batch_size, self._warn = model, batch_size, warn
+
+    def losses(self, pool: Pool, wanted: Mapping[str, Sequence[Objective]]) -> Scores:
+        """Those of each client's samples in the pool."""
+        most = sum(pool.sizes[client] for client in wanted)
+        score = partial(score_clients, self._model, pool, wanted, metrics=False)
+        return self._within_memory(score, most)
+
+    def held_out(
+        self, own: Mapping[str, Samples], wanted: Mapping[str, Sequence[Objective]]
+    ) -> Scores | None:
+        """Losses and metrics of data that clients hold out; None where these are not alike."""
+        pool = make_pool(list(own), list(own.values()))
+        if pool is None:
+            return None
+        mine = {client: wanted[client] for client in own}
+        score = partial(score_clients, self._model, pool, mine, metrics=True)
+        return self._within_memory(score, pool.total)
+
+    def one_by_one(
+        self, own: Mapping[str, Samples], wanted: Mapping[str, Sequence[Objective]]
+    ) -> Scores:
+        """The same, client by client."""
+        scores: Scores = {}
+        for client, samples in own.items():
+            score = partial(evaluate, self._model, samples, wanted[client], metrics=True)
+            scores[client] = self._within_memory(score, len(samples))
+        return scores
+
+    def _within_memory(self, score: Callable[..., T], most: int) -> T:
+        """`score` of at most `most` samples at a time, or of what there is room for."""
+        while True:
+            try:
+                return score(batch_size=self._batch_size)
+            except torch.OutOfMemoryError:
+                size = min(self._batch_size, most)
+                if size <= 1:
+                    raise
+            # Out here: as long as there is an error, so is all that its frames refer to.
+            torch.cuda.empty_cache()
+            self._batch_size = (size + 1) // 2
+            self._warn(
+                f"memory ran out: {self._batch_size} samples at a time are evaluated from here on"
+            )
 
 
 def score_clients(

@@ -21,11 +21,11 @@ from fmol.engines.pool import Pool, make_pool
 from fmol.engines.probe import lane_bytes, why_not_batched
 from fmol.engines.replies import Replies, Rows, Steps
 from fmol.engines.schedule import Job
-from fmol.engines.scores import Scores, score_clients
+from fmol.engines.scores import Scorer, Scores
 from fmol.engines.seam import Ask, Fold, LocalConfig, Receipt, Site, Transform, Work
 from fmol.engines.sequential import SequentialEngine, Tally, say_where
 from fmol.engines.worker import Compile, LaneWorker
-from fmol.evaluation import EVALUATION_BATCH, evaluate
+from fmol.evaluation import EVALUATION_BATCH
 from fmol.federation import ClientList, Federation
 from fmol.layout import FlatModel
 from fmol.local import check_site, correction_of, local_work
@@ -38,6 +38,8 @@ logger = logging.getLogger("fmol")
 
 MOST_LANES = 4096
 """More at a time win nothing."""
+MOST_SCORED = 4096
+"""Samples that are evaluated at a time on a GPU."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
 MOST_ON_CPU, LARGEST_ON_CPU = 2**27, 2**25
@@ -121,6 +123,8 @@ class VectorizedEngine(SequentialEngine):
         self._copies: dict[torch.device, Pool] = {}
         self._notes: list[str] = []
         self._most = MOST_LANES
+        at_once = max(evaluation_batch, MOST_SCORED if self.device.type == "cuda" else 0)
+        self._scorer = Scorer(self._model, at_once, self._warn)
         self._begun: _Begun | None = None
         """The chunk that is still to be let in."""
         # A CPU is done with a chunk when it has been told of it: nothing goes on beside the next one.
@@ -454,14 +458,13 @@ class VectorizedEngine(SequentialEngine):
             ask.client: [sites[ask.client].objectives[name] for name in ask.evaluate]
             for ask in asked
         }
-        size = max(self.evaluation_batch, 4096 if self.device.type == "cuda" else 0)
         first = asked[0]
         name = ("model", first.round, first.phase, first.client, "evaluate")
         with rng.torch_stream(self.device, self.seed, *name):
-            scores = score_clients(self._model, pool, wanted, batch_size=size, metrics=False)
+            scores = self._scorer.losses(pool, wanted)
             for client, row in scores.items():
                 sites[client].counts.update({n: s["loss"].samples for n, s in row.items()})
-            held_out = self._held_out(asked, sites, wanted, size)
+            held_out = self._held_out(asked, sites, wanted)
         return scores, held_out
 
     def _held_out(
@@ -469,7 +472,6 @@ class VectorizedEngine(SequentialEngine):
         asked: Sequence[Ask],
         sites: Mapping[str, Site],
         wanted: Mapping[str, Sequence[Objective]],
-        size: int,
     ) -> Scores:
         """Losses and metrics at `x` on the clients' own held-out data, where they have any."""
         own: dict[str, Samples] = {}
@@ -479,15 +481,11 @@ class VectorizedEngine(SequentialEngine):
                 own[ask.client] = samples
         if not own:
             return {}
-        pool = make_pool(list(own), list(own.values()))
-        if pool is not None:
-            mine = {client: wanted[client] for client in own}
-            return score_clients(self._model, pool, mine, batch_size=size, metrics=True)
-        self._notes.append("held-out data that are not alike were evaluated client by client")
-        return {
-            client: evaluate(self._model, samples, wanted[client], batch_size=size, metrics=True)
-            for client, samples in own.items()
-        }
+        scores = self._scorer.held_out(own, wanted)
+        if scores is None:
+            self._notes.append("held-out data that are not alike were evaluated client by client")
+            scores = self._scorer.one_by_one(own, wanted)
+        return scores
 
 
 @contextmanager
