@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fmol import FSMGDA, Federation, fit
-from fmol.problems.celeba import ATTRIBUTES, AttributeNet, CelebA, ResNet18
+from fmol.problems.celeba import AttributeNet, CelebA, ResNet18
+from fmol.problems.faces import ATTRIBUTES
 from fmol.problems.loading import DATA_VARIABLE
 from support import flat
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from fmol.problems.celeba import ATTRIBUTES
+from fmol.problems.faces import ATTRIBUTES
 from fmol.reproduce.experiment import (
     Cell,
     Claim,
