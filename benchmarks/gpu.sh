@@ -3,8 +3,9 @@
 #
 #     PYTHON=.venv/bin/python bash benchmarks/gpu.sh OUT [STEP …]
 #
-# What each step prints goes to OUT/STEP.txt and its figures to OUT/STEP.json; a step that fails does not
-# keep the others from running. Without names all are made, in this order, in about 15 minutes on an H200.
+# PYTHON is python3 where nothing else is said; it needs torch for CUDA, and pytest with hypothesis for the
+# tests. What each step prints goes to OUT/STEP.txt and its figures to OUT/STEP.json; a step that fails does
+# not keep the others from running. Without names all are made, in this order, in about 15 minutes on an H200.
 set -u
 cd "$(dirname "$0")/.."
 export PYTHONPATH=src PYTHONUNBUFFERED=1
@@ -14,12 +15,15 @@ shift
 mkdir -p "$out"
 
 engines() { "$python" benchmarks/engines.py --device cuda --out "$out/$step.json" "$@"; }
+phases() { "$python" benchmarks/phases.py --only lenet-10-64 lenet-100-16 --out "$out/$step.json" "$@"; }
 
 run() {
     case $step in
-        tests) "$python" -m pytest -m gpu -q tests/invariances tests/unit ;;
-        phases) "$python" benchmarks/phases.py --only lenet-10-64 lenet-100-16 ;;
-        phases-tf32) "$python" benchmarks/phases.py --only lenet-10-64 lenet-100-16 --precision tf32 ;;
+        # By name: files beside them need packages that a machine with a GPU may not have.
+        tests) "$python" -m pytest -m gpu -q tests/invariances/test_gpu.py tests/invariances/test_drift.py \
+            tests/unit/test_aggregate.py tests/unit/test_minnorm.py ;;
+        phases) phases ;;
+        phases-tf32) phases --precision tf32 ;;
         lenet) engines --only lenet-10-64 lenet-100-16 --engines plain compiled auto --repeats 5 ;;
         growth) engines --growth --engines vectorized ;;
         resnet) engines --only resnet --engines plain auto ;;
@@ -29,7 +33,7 @@ run() {
             --engines plain sequential vmap vectorized compiled auto jax ;;
         large) engines --only lenet-100-16 lenet-100-64 lenet-100-256 --repeats 3 \
             --engines plain vmap vectorized compiled auto jax ;;
-        precision) "$python" benchmarks/precision.py --device cuda --rounds 100 --seeds 2 ;;
+        precision) "$python" benchmarks/precision.py --device cuda --rounds 100 --seeds 2 --out "$out/$step.json" ;;
         *) echo "no step \`$step\`" && return 2 ;;
     esac
 }

@@ -28,7 +28,6 @@ from fmol.engines import (
     gradients,
     lanes,
     make_engine,
-    scores,
     vectorized,
     worker,
 )
@@ -586,7 +585,8 @@ def test_what_is_refused_or_not_alike_while_another_chunk_is_pending_is_as_one_b
     assert any("not alike" in note for note in _notes(many)) == (unlike is not None)
 
 
-def test_where_memory_runs_out_half_as_many_lanes_are_stepped_at_a_time() -> None:
+@pytest.mark.parametrize("lanes", ["auto", 8])
+def test_where_memory_runs_out_half_as_many_lanes_are_stepped_at_a_time(lanes: Any) -> None:
     taken: list[int] = []
 
     class Short(VectorizedEngine):
@@ -599,10 +599,11 @@ def test_where_memory_runs_out_half_as_many_lanes_are_stepped_at_a_time() -> Non
     problem = federation([("a", "b")] * 4, sizes=[6] * 4, names=("a", "b"))
     algorithm = FSMGDA(local_steps=2, batch_size=4)
     one = fit(problem, algorithm, rounds=2, device="cpu")
-    other = fit(problem, algorithm, rounds=2, device="cpu", engine=Short)
+    engine = partial(Short, lanes_in_flight=lanes)
+    other = fit(problem, algorithm, rounds=2, device="cpu", engine=engine)
     assert relative(flat(other.model), flat(one.model)) < 1e-10
     assert taken == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
-    assert "memory ran out: 2 lanes at a time from here on" in other.reports[0].notes
+    assert _notes(other).count("memory ran out: 2 lanes at a time from here on") == 1
 
 
 def test_where_memory_runs_out_beside_another_chunk_that_is_let_in_and_freed_first() -> None:
@@ -659,21 +660,36 @@ def test_where_memory_runs_out_for_anchors_half_of_the_clients_are_taken_at_a_ti
     assert "memory ran out: 2 lanes at a time from here on" in other.reports[0].notes
 
 
+SCORED = "samples at a time are evaluated from here on"
+
+
+class _Scarce:
+    """A model of which no more than `most` samples at a time fit into memory."""
+
+    def __init__(self, model: FlatModel, most: int) -> None:
+        self._model, self._most = model, most
+        self.taken: list[int] = []
+        self.mode = model.mode
+
+    def __call__(self, inputs: Tensor) -> Any:
+        self.taken.append(len(inputs))
+        if len(inputs) > self._most:
+            raise torch.OutOfMemoryError("pretended")
+        return self._model(inputs)
+
+
+def _scoring(most: int, made: list[_Scarce]) -> Any:
+    class Short(VectorizedEngine):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(_Scarce(self._model, most))
+            self._scorer._model = made[-1]  # type: ignore[assignment]
+
+    return Short
+
+
 @pytest.mark.parametrize("unlike", [False, True])
-def test_where_memory_runs_out_half_as_many_samples_are_evaluated_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, unlike: bool
-) -> None:
-    taken: list[int] = []
-
-    def scarce(score: Any) -> Any:
-        def scored(*arguments: Any, batch_size: int, metrics: bool) -> Any:
-            taken.append(batch_size)
-            if batch_size > 3:
-                raise torch.OutOfMemoryError("pretended")
-            return score(*arguments, batch_size=batch_size, metrics=metrics)
-
-        return scored
-
+def test_where_memory_runs_out_half_as_many_samples_are_evaluated_at_a_time(unlike: bool) -> None:
     plain = federation([("a", "b")] * 2, sizes=[6] * 2, names=("a", "b"))
     rows = TensorDataset(*data(5, outputs=2, seed=6))
     clients = [
@@ -682,31 +698,25 @@ def test_where_memory_runs_out_half_as_many_samples_are_evaluated_at_a_time(
     ]
     problem = Federation(plain.model, plain.objectives, clients)
     algorithm = FSMGDA(local_steps=1, batch_size=2)
+    made: list[_Scarce] = []
     one = fit(problem, algorithm, rounds=2, device="cpu")
-    for name in ("score_clients", "evaluate"):
-        monkeypatch.setattr(scores, name, scarce(getattr(scores, name)))
-    other = fit(problem, algorithm, rounds=2, device="cpu", engine=VectorizedEngine)
+    other = fit(problem, algorithm, rounds=2, device="cpu", engine=_scoring(3, made))
     assert relative(flat(other.model), flat(one.model)) < 1e-10
     for report, expected in zip(other.reports, one.reports, strict=True):
         assert report.losses == pytest.approx(expected.losses)
         for record, wanted in zip(report.clients, expected.clients, strict=True):
-            assert record.held_out == pytest.approx(wanted.held_out)
             assert record.held_out
+            for metric, value in record.held_out.items():
+                assert value == pytest.approx(wanted.held_out[metric])
     assert any("not alike" in note for note in _notes(other)) == unlike
-    assert taken[:3] == [1024, 6, 3]
-    assert max(taken[2:]) == 3
-    assert "memory ran out: 3 samples at a time are evaluated from here on" in _notes(other)
+    assert made[0].taken[:6] == [12, 6, 3, 3, 3, 3]
+    assert max(made[0].taken[2:]) == 3
+    assert _notes(other).count(f"memory ran out: 3 {SCORED}") == 1
 
 
-def test_where_memory_runs_out_for_a_single_sample_it_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def scarce(*arguments: Any, **options: Any) -> Any:
-        raise torch.OutOfMemoryError("pretended")
-
-    monkeypatch.setattr(scores, "score_clients", scarce)
+def test_where_memory_runs_out_for_a_single_sample_it_is_an_error() -> None:
     with pytest.raises(torch.OutOfMemoryError, match="pretended"):
-        fit(federation(), FSMGDA(local_steps=1), rounds=1, device="cpu", engine=VectorizedEngine)
+        fit(federation(), FSMGDA(local_steps=1), rounds=1, device="cpu", engine=_scoring(0, []))
 
 
 def test_the_engines_options_reach_it_through_auto() -> None:

@@ -99,6 +99,9 @@ def test_kernels_compute_a_convolution_and_its_gradients(
     assert found is not None
     for got, wanted in zip((out, dx, *found), (want.detach(), *right), strict=True):
         assert (got - wanted).norm() <= 1e-6 * wanted.norm()
+    # What is compiled takes every result to lie in a row, in memory of its own.
+    assert all(got.is_contiguous() for got in (out, dx, *found))
+    assert found[0].untyped_storage().data_ptr() != found[1].untyped_storage().data_ptr()
 
 
 def test_many_channels_and_small_kernels_are_left_to_products_of_matrices() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import lru_cache, partial
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,8 @@ from fmol.evaluation import Score, batch_mean, check_mask, evaluate
 from fmol.layout import FlatModel
 from fmol.objectives import Objective, WholeSet
 
-__all__ = ["Scorer", "Scores", "score_clients"]
+__all__ = ["Scorer", "Scores"]
 
-T = TypeVar("T")
 NONE = Score(float("nan"), 0)
 Scores = dict[str, dict[str, dict[str, Score]]]
 """Client → objective → `"loss"` and metrics → `Score`."""
@@ -32,12 +31,6 @@ class Scorer:
     def __init__(self, model: FlatModel, batch_size: int, warn: Callable[[str], None]) -> None:
         self._model, self._batch_size, self._warn = model, batch_size, warn
 
-    def losses(self, pool: Pool, wanted: Mapping[str, Sequence[Objective]]) -> Scores:
-        """Those of each client's samples in the pool."""
-        most = sum(pool.sizes[client] for client in wanted)
-        score = partial(score_clients, self._model, pool, wanted, metrics=False)
-        return self._within_memory(score, most)
-
     def held_out(
         self, own: Mapping[str, Samples], wanted: Mapping[str, Sequence[Objective]]
     ) -> Scores | None:
@@ -45,109 +38,102 @@ class Scorer:
         pool = make_pool(list(own), list(own.values()))
         if pool is None:
             return None
-        mine = {client: wanted[client] for client in own}
-        score = partial(score_clients, self._model, pool, mine, metrics=True)
-        return self._within_memory(score, pool.total)
+        return self.score(pool, {client: wanted[client] for client in own}, metrics=True)
 
     def one_by_one(
         self, own: Mapping[str, Samples], wanted: Mapping[str, Sequence[Objective]]
     ) -> Scores:
         """The same, client by client."""
-        scores: Scores = {}
-        for client, samples in own.items():
-            score = partial(evaluate, self._model, samples, wanted[client], metrics=True)
-            scores[client] = self._within_memory(score, len(samples))
+        size = self._batch_size
+        return {
+            client: evaluate(self._model, samples, wanted[client], batch_size=size, metrics=True)
+            for client, samples in own.items()
+        }
+
+    def score(
+        self, pool: Pool, wanted: Mapping[str, Sequence[Objective]], *, metrics: bool
+    ) -> Scores:
+        """What `fmol.evaluation.evaluate` gives for each client by itself.
+
+        An objective is asked about the samples of the clients that want it alone: others may have no
+        labels for it that make sense.
+        """
+        clients = list(wanted)
+        scores: Scores = {client: {} for client in clients}
+        outputs, targets = self._outputs(pool, clients)
+        sizes = [pool.sizes[client] for client in clients]
+        starts = dict(zip(clients, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
+        objectives = {o.name: o for each in wanted.values() for o in each}
+        held = {client: {o.name for o in each} for client, each in wanted.items()}
+        tables: list[tuple[str, str, list[str], Tensor]] = []
+        for objective in objectives.values():
+            holders = [client for client in clients if objective.name in held[client]]
+            mine = (outputs, targets)
+            if len(holders) < len(clients):
+                rows = torch.cat(
+                    [torch.arange(starts[c], starts[c] + pool.sizes[c]) for c in holders]
+                ).to(pool.device)
+                mine = tree_map(lambda leaf, rows=rows: leaf.index_select(0, rows), mine)  # type: ignore[misc]
+            lengths = [pool.sizes[client] for client in holders]
+            functions: dict[str, Any] = {"loss": objective.loss}
+            functions |= objective.metrics if metrics else {}
+            for name, function in functions.items():
+                what = f"the {name} of objective `{objective.name}`"
+                values = _values(function, mine, lengths, what)
+                if isinstance(values, Tensor):
+                    tables.append((objective.name, name, holders, values))
+                    values = [NONE] * len(
+                        holders
+                    )  # So that all are in the order they are asked for.
+                for client, score in zip(holders, values, strict=True):
+                    scores[client].setdefault(objective.name, {})[name] = score
+        # One transfer for all: each waits for the device.
+        numbers = torch.cat([t.reshape(-1) for *_, t in tables]).tolist() if tables else []
+        start = 0
+        for objective_name, name, holders, _ in tables:
+            sums, counts = (numbers[start + i * len(holders) :][: len(holders)] for i in range(2))
+            start += 2 * len(holders)
+            for client, total, count in zip(holders, sums, counts, strict=True):
+                if count:
+                    scores[client][objective_name][name] = Score(total / count, int(count))
         return scores
 
-    def _within_memory(self, score: Callable[..., T], most: int) -> T:
-        """`score` of at most `most` samples at a time, or of what there is room for."""
-        while True:
-            try:
-                return score(batch_size=self._batch_size)
-            except torch.OutOfMemoryError:
-                size = min(self._batch_size, most)
-                if size <= 1:
-                    raise
-            # Out here: as long as there is an error, so is all that its frames refer to.
-            torch.cuda.empty_cache()
-            self._batch_size = (size + 1) // 2
-            self._warn(
-                f"memory ran out: {self._batch_size} samples at a time are evaluated from here on"
-            )
+    def _outputs(self, pool: Pool, clients: Sequence[str]) -> tuple[Any, Any]:
+        """The model's outputs for all samples of `clients`, one after the other, and their targets."""
+        rows = None
+        if clients != list(pool.sizes):
+            spans = [(pool.offsets[c], pool.sizes[c]) for c in clients]
+            rows = torch.cat([torch.arange(start, start + n) for start, n in spans]).to(pool.device)
+        total = pool.total if rows is None else len(rows)
+        parts, targets = [], []
+        # On a CPU the kernels for few channels are the faster ones here as well.
+        convolutions = LaneConvolutions() if pool.device.type == "cpu" else nullcontext()
+        with self._model.mode(training=False), torch.no_grad(), convolutions:
+            start = 0
+            while start < total:
+                stop = min(start + self._batch_size, total)
+                try:
+                    batch = (
+                        pool.span(start, stop) if rows is None else pool.gather(rows[start:stop])
+                    )
+                    parts.append(self._model(batch[0]))
+                    targets.append(batch[1])
+                    start = stop
+                    continue
+                except torch.OutOfMemoryError:
+                    if stop - start == 1:
+                        raise
+                # Out here: as long as there is an error, so is all that its frames refer to.
+                self._halve(stop - start)
+        return _join(parts), _join(targets)
 
-
-def score_clients(
-    model: FlatModel,
-    pool: Pool,
-    wanted: Mapping[str, Sequence[Objective]],
-    *,
-    batch_size: int,
-    metrics: bool,
-) -> Scores:
-    """What `fmol.evaluation.evaluate` gives for each client by itself, at the model's own `x`.
-
-    An objective is asked about the samples of the clients that want it alone: others may have no
-    labels for it that make sense.
-    """
-    clients = list(wanted)
-    scores: Scores = {client: {} for client in clients}
-    outputs, targets = _outputs(model, pool, clients, batch_size)
-    sizes = [pool.sizes[client] for client in clients]
-    starts = dict(zip(clients, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
-    objectives = {o.name: o for each in wanted.values() for o in each}
-    held = {client: {o.name for o in each} for client, each in wanted.items()}
-    tables: list[tuple[str, str, list[str], Tensor]] = []
-    for objective in objectives.values():
-        holders = [client for client in clients if objective.name in held[client]]
-        mine = (outputs, targets)
-        if len(holders) < len(clients):
-            rows = torch.cat(
-                [torch.arange(starts[c], starts[c] + pool.sizes[c]) for c in holders]
-            ).to(pool.device)
-            mine = tree_map(lambda leaf, rows=rows: leaf.index_select(0, rows), mine)  # type: ignore[misc]
-        lengths = [pool.sizes[client] for client in holders]
-        functions: dict[str, Any] = {"loss": objective.loss}
-        functions |= objective.metrics if metrics else {}
-        for name, function in functions.items():
-            what = f"the {name} of objective `{objective.name}`"
-            values = _values(function, mine, lengths, what)
-            if isinstance(values, Tensor):
-                tables.append((objective.name, name, holders, values))
-                values = [NONE] * len(holders)  # So that all are in the order they are asked for.
-            for client, score in zip(holders, values, strict=True):
-                scores[client].setdefault(objective.name, {})[name] = score
-    # One transfer for all: each waits for the device.
-    numbers = torch.cat([t.reshape(-1) for *_, t in tables]).tolist() if tables else []
-    start = 0
-    for objective_name, name, holders, _ in tables:
-        sums, counts = (numbers[start + i * len(holders) :][: len(holders)] for i in range(2))
-        start += 2 * len(holders)
-        for client, total, count in zip(holders, sums, counts, strict=True):
-            if count:
-                scores[client][objective_name][name] = Score(total / count, int(count))
-    return scores
-
-
-def _outputs(
-    model: FlatModel, pool: Pool, clients: Sequence[str], batch_size: int
-) -> tuple[Any, Any]:
-    """The model's outputs for all samples of `clients`, one after the other, and their targets."""
-    everything = clients == list(pool.sizes)
-    rows = None
-    if not everything:
-        spans = [(pool.offsets[c], pool.sizes[c]) for c in clients]
-        rows = torch.cat([torch.arange(start, start + n) for start, n in spans]).to(pool.device)
-    total = pool.total if rows is None else len(rows)
-    parts, targets = [], []
-    # On a CPU the kernels for few channels are the faster ones here as well.
-    convolutions = LaneConvolutions() if pool.device.type == "cpu" else nullcontext()
-    with model.mode(training=False), torch.no_grad(), convolutions:
-        for start in range(0, total, batch_size):
-            stop = min(start + batch_size, total)
-            batch = pool.span(start, stop) if rows is None else pool.gather(rows[start:stop])
-            parts.append(model(batch[0]))
-            targets.append(batch[1])
-    return _join(parts), _join(targets)
+    def _halve(self, size: int) -> None:
+        """After memory ran out for `size` samples at a time."""
+        torch.cuda.empty_cache()
+        self._batch_size = (size + 1) // 2
+        self._warn(
+            f"memory ran out: {self._batch_size} samples at a time are evaluated from here on"
+        )
 
 
 def _join(parts: Sequence[Any]) -> Any:

@@ -273,6 +273,8 @@ class VectorizedEngine(SequentialEngine):
         lanes = min(lanes, self._most)
         self._limits = dict.fromkeys(self._limits, lanes)
         self._most = lanes
+        if self._lanes_in_flight != "auto":
+            self._lanes_in_flight = lanes
         self._warn(f"memory ran out: {lanes} lanes at a time from here on")
 
     def _warn(self, note: str) -> None:
@@ -461,7 +463,7 @@ class VectorizedEngine(SequentialEngine):
         first = asked[0]
         name = ("model", first.round, first.phase, first.client, "evaluate")
         with rng.torch_stream(self.device, self.seed, *name):
-            scores = self._scorer.losses(pool, wanted)
+            scores = self._scorer.score(pool, wanted, metrics=False)
             for client, row in scores.items():
                 sites[client].counts.update({n: s["loss"].samples for n, s in row.items()})
             held_out = self._held_out(asked, sites, wanted)

@@ -118,7 +118,8 @@ def correlate(x: Tensor, g: Tensor, shape: Shape) -> tuple[Tensor, Tensor] | Non
         add_parts = _adding(x.device)
         if add_parts is None:
             whole = parts.sum(1)
-            return whole[..., :taps].reshape(sizes), whole[..., taps].contiguous()
+            # Of their own and in a row, as what is compiled expects them.
+            return whole[..., :taps].reshape(sizes).contiguous(), whole[..., taps].clone()
         weights, biases = x.new_empty(sizes), x.new_empty(sizes[:2])
         blocks = -(-shape["F"] * (taps + 1) // ADDING)
         add_parts((blocks, lanes), ADDING, [parts, weights, biases, splits, shape["F"], taps])
