@@ -946,15 +946,28 @@ def test_more_local_steps_need_fewer_rounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "held"),
     [
-        ("batch", ["FSMGDA converges faster with batches of 256 than of 16 (i.i.d.)"]),
+        (
+            "batch",
+            [
+                f"FSMGDA converges faster with batches of 256 than of 16 ({words})"
+                for words in ("i.i.d.", "two left labels a client")
+            ],
+        ),
         (
             "centralised",
             [
-                "FMGDA and MGD end near one another, i.i.d. "
+                f"FMGDA and MGD end near one another, {words} "
                 "(its loss is 0.5 to 2 times MGD's, for every K above 1)"
+                for words in ("i.i.d.", "two left labels a client")
             ],
         ),
-        ("clients", ["FSMGDA converges with 5, 10 and 30 clients (i.i.d.)"]),
+        (
+            "clients",
+            [
+                "FSMGDA converges with 5, 10 and 30 clients (i.i.d.)",
+                "FSMGDA converges faster the more clients there are (i.i.d.)",
+            ],
+        ),
         ("local-steps", ["FSMGDA needs fewer rounds with K = 5 than with K = 1 (i.i.d.)"]),
     ],
 )

@@ -160,9 +160,10 @@ CENTRALISED = Experiment(
     "centralised",
     "FMGDA against MGD, FSMGDA against SMGD (figure 2 a)",
     "T rounds of K local steps beside K × T iterations with all data in one place, which are the "
-    f"first of one run for all K; SMGD draws {BATCH} samples of each client, as FSMGDA does. Local and "
-    "central step size 0.1. Figure 2 a is of non-i.i.d. clients, the appendix has i.i.d. ones: here "
-    "both, with two left labels a client.",
+    f"first of one run for all K; SMGD draws {BATCH} samples of each client, as FSMGDA does, "
+    "which is how the paper's batch size of all clients together is read. Local and central step size "
+    "0.1. Figure 2 a is of non-i.i.d. clients, read as two left labels a client; i.i.d. ones, which "
+    "the paper does not describe here, are run beside them.",
     (_trials,),
     _conclude,
     shared_reading=READING,

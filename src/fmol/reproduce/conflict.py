@@ -300,8 +300,9 @@ CONFLICT = Experiment(
     "For adult, whose untrained model is perfectly fair, 100 % is the worst at which training on "
     "another objective leaves it. Hypervolume is the share of the box between these ends that the one "
     "model dominates. A round is in conflict if equal weights would have raised an objective, to first "
-    "order. The problems' recommended step sizes, the same for all methods, so that what is given up "
-    "is also what has not been learnt yet.",
+    "order. The problems' recommended step sizes (0.1 for the small digits too), the same for all "
+    "methods, so that what is given up is also what has not been learnt yet. In adult parity and odds "
+    "have the problem's targets: up to there they do not pull, but for FedAvg, which knows none.",
     (_trials,),
     _conclude,
     cost=Cost("30 s", gpu="not timed", cpu="about 30 min (estimated)"),

@@ -77,7 +77,7 @@ SMALL = ("plain", "FedAvg", "loss", "UPGrad, extrapolation and momentum")
 STEPS: Sequence[tuple[float, float]] = (
     (0.1, 0.1), (0.1, 0.2), (0.05, 0.1), (0.05, 0.05), (0.2, 0.2),
 )  # fmt: skip
-"""(η_L, η_t) that each method may choose from, by one run of a seed that is used for nothing else."""
+"""(η_L, η_t) that each method may choose from, by one run of a seed that is not measured."""
 MIXED = ("fedavg", "fedls", "fedals")
 """Algorithms whose lanes descend the mean of the two objectives: half as far for each."""
 MIXED_STEPS, HEAVY_STEPS = 2.0, 0.2
@@ -337,9 +337,10 @@ LOCAL_STEPS = Experiment(
     "shards, since its right task is untouched by them. Every method may choose its step sizes from "
     f"the same {len(STEPS)} pairs ({MIXED_STEPS:g} times them where a lane descends the mean of both "
     f"objectives, {HEAVY_STEPS:g} times with local momentum), by one run each of half as many rounds "
-    "with a seed that is used for nothing else; these end when one of them is at the target, and where "
-    "none is, the lowest losses over all their rounds decide. A run is given up where a loss is more "
-    "than twice the first one in five rounds running, and counts as one that never got there.",
+    "with a seed that is not among those measured (FedLS and FedALS were also developed on it); these "
+    "end when one of them is at the target, and where none is, the lowest losses over all their rounds "
+    "decide. A run is given up where a loss is more than twice the first one in five rounds running, "
+    "and counts as one that never got there.",
     (_tuning, _trials),
     _conclude,
     shared_reading=READING,
