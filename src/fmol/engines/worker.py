@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from fmol import rng
 from fmol.anchors import anchored_layers
@@ -59,12 +60,12 @@ MOST_WRONG = 2
 GRAPH_SHARE = 0.1
 """Of the device's memory, how much lanes may take whose steps become a graph: it keeps a part of it,
 and steps of large models are not held up by Python anyway."""
-COMPILE_SECONDS = {"first": 12.0, "later": 3.0}
+COMPILE_SECONDS = {"first": 9.0, "later": 0.2}
 """What compiling steps takes, about, beside what goes with the size of the model: the first time in a
 process, and later."""
-COMPILE_EACH = 0.3
-"""And for each tensor of parameters: 4 to 5 seconds for LeNet's ten, 10 for a small transformer, a
-minute for ResNet-18 with forty heads."""
+COMPILE_EACH = {"dense": 0.33, "convolutions": 0.5}
+"""And for each tensor of parameters: 2 seconds for an MLP's six, 4 to 6 for LeNet's ten, 9 to 10 for
+the 28 of a small transformer, 80 for the 140 of ResNet-18 with forty heads."""
 COMPILE_GAIN = 0.4
 """How much of a round's time it saves, about."""
 
@@ -114,6 +115,8 @@ class LaneWorker:
             isinstance(layer, nn.modules.dropout._DropoutNd | nn.RReLU)
             for layer in model.module.modules()
         )
+        convolves = any(isinstance(layer, _ConvNd) for layer in model.module.modules())
+        self._kind = "convolutions" if convolves else "dense"
 
     def steps(self, jobs: Sequence[Job], pool: Pool) -> tuple[Tensor, Tensor]:
         """Δ of every job `[L, d]`, and how many of its steps moved `[L]`; waits for neither."""
@@ -252,7 +255,7 @@ class LaneWorker:
             return False
         seconds = 1e-3 * events[0].elapsed_time(events[1])
         cost = COMPILE_SECONDS["later" if LaneWorker.has_compiled else "first"]
-        cost += COMPILE_EACH * len(self.model.layout.names)
+        cost += COMPILE_EACH[self._kind] * len(self.model.layout.names)
         return bool(self.rounds_left * seconds * COMPILE_GAIN > cost)
 
     def _compile_steps(
