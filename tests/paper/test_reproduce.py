@@ -665,7 +665,9 @@ def _curve(left: list[float], right: list[float]) -> RunRecord:
     """A run with these losses at `x_0, x_1, …`; nothing else of it is looked at."""
     record: Any = SimpleNamespace(
         reports=[
-            SimpleNamespace(losses={"left": a, "right": b}, held_out={})
+            SimpleNamespace(
+                losses={"left": a, "right": b}, held_out={}, weights={}, delta_norms={}, spread={}
+            )
             for a, b in zip(left[:-1], right[:-1], strict=True)
         ],
         final=SimpleNamespace(
@@ -850,8 +852,9 @@ def test_beside_clients_alone_that_failed_nothing_is_said_of_who_gains() -> None
 
 def _failed(rounds: int, losses: dict[str, float]) -> RunRecord:
     """A run that ended with an error after so many rounds."""
+    nothing: Any = {"held_out": {}, "weights": {}, "delta_norms": {}, "spread": {}}
     record: Any = SimpleNamespace(
-        reports=[SimpleNamespace(losses=losses, held_out={}, delta_norms={})] * rounds, final=None
+        reports=[SimpleNamespace(losses=losses, **nothing)] * rounds, final=None
     )
     return record  # type: ignore[no-any-return]
 
@@ -914,6 +917,29 @@ def test_losses_of_digits_whose_run_failed_are_said_to_have_diverged() -> None:
     records = {"a-seed0": _failed(1, {"left": 2.0, "right": 2.0})}
     table = digits.ends(records, Size(small=True, seeds=1), "", {"A": ("a",)})
     assert [str(cell) for cell in table.rows["A"]] == ["diverged"] * 2 + ["–"] * 2
+
+
+def test_what_weights_go_by_is_told_of_all_but_the_first_rounds() -> None:
+    def report(weight: float, spread: dict[str, float]) -> Any:
+        return SimpleNamespace(
+            weights={"left": weight, "right": 1 - weight},
+            delta_norms={"left": 2 * weight, "right": 3.0},
+            spread=spread,
+        )
+
+    early, late = report(0.1, {"left": 99.0}), [report(w, {"left": 5.0}) for w in (0.7, 0.9, 0.8)]
+    records: Any = {
+        "a-seed0": SimpleNamespace(reports=[early, late[0], late[1], late[2]]),
+        "a-seed1": SimpleNamespace(reports=[early, *late[:1] * 3]),
+    }
+    table = digits.weighing(records, Size(small=True, seeds=2), "here", {"A": ("a",)})
+    assert table.title == "here: what weights go by"
+    found = dict(zip(table.columns, table.rows["A"], strict=True))
+    assert found["λ L"].values == (0.8, 0.7)
+    assert found["‖Δ‖ L"].values == (1.6, 1.4)
+    assert found["‖Δ‖ R"].values == (3.0, 3.0)
+    assert found["ρ L"].values == (5.0, 5.0)
+    assert str(found["ρ R"]) == "–"
 
 
 def test_fewer_rounds_are_claimed_only_where_they_are_so_in_every_seed() -> None:

@@ -13,6 +13,7 @@ from fmol.reproduce.digits import (
     digits,
     ends,
     ranked,
+    weighing,
 )
 from fmol.reproduce.experiment import Cost, Experiment, Outcome, Place, Records, Size, Trial
 from fmol.reproduce.naming import complete, named
@@ -53,6 +54,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         if not complete(records, size, settings.values()):
             continue
         tables.append(ends(records, size, f"after the last round, {words}", settings))
+        tables.append(weighing(records, size, words, settings))
         least, most = min(_batches(size)), max(_batches(size))
         text = f"FSMGDA converges faster with batches of {most} than of {least} ({words})"
         claims.append(ranked(records, size, text, settings, strict=False))

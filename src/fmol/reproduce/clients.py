@@ -14,6 +14,7 @@ from fmol.reproduce.digits import (
     digits,
     ends,
     ranked,
+    weighing,
 )
 from fmol.reproduce.experiment import Claim, Cost, Experiment, Outcome, Place, Records, Size, Trial
 from fmol.reproduce.naming import complete, named
@@ -60,6 +61,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         if not complete(records, size, settings.values()):
             continue
         tables.append(ends(records, size, f"after the last round, {LABELS[partition]}", settings))
+        tables.append(weighing(records, size, LABELS[partition], settings))
         panels += [curves(records, size, LABELS[partition], settings, task) for task in TASKS]
         text = f"FSMGDA converges faster the more clients there are ({LABELS[partition]})"
         claims.append(ranked(records, size, text, settings, strict=True))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from statistics import fmean
+from collections.abc import Callable, Mapping
+from statistics import fmean, median
 from typing import Any
 
 from fmol.record import RunRecord
@@ -26,6 +26,7 @@ from fmol.reproduce.numbers import (
     losses_over_rounds,
     mean_log_loss,
 )
+from fmol.rounds import RoundReport
 
 __all__ = [
     "LABELS",
@@ -37,6 +38,7 @@ __all__ = [
     "digits",
     "ends",
     "ranked",
+    "weighing",
 ]
 
 TASKS = {"left": "L", "right": "R"}
@@ -91,6 +93,41 @@ def ends(
         rows[label] = [*losses, *right]
     columns = ("loss L", "loss R", "held-out accuracy L", "held-out accuracy R")
     return Table(title, columns, rows)
+
+
+EARLY = 0.2
+"""Of a run's rounds, how many have gone before it is looked at what its weights go by."""
+
+
+def weighing(
+    records: Records, size: Size, title: str, settings: Mapping[str, tuple[object, ...]]
+) -> Table:
+    """What the weights go by, a row for each setting: the left digit's λ, how long the mean updates
+    are, and how far clients cancel one another in them (ρ: the mean square of their own lengths
+    beside that of the mean's). Medians over all rounds but the first fifth."""
+    left, right = TASKS
+    measures: Mapping[str, Callable[[RoundReport], float]] = {
+        "λ L": lambda report: report.weights.get(left, math.nan),
+        "‖Δ‖ L": lambda report: report.delta_norms.get(left, math.nan),
+        "‖Δ‖ R": lambda report: report.delta_norms.get(right, math.nan),
+        "ρ L": lambda report: report.spread.get(left, math.nan),
+        "ρ R": lambda report: report.spread.get(right, math.nan),
+    }
+
+    def cell(parts: tuple[object, ...], measure: Callable[[RoundReport], float]) -> Cell:
+        values = []
+        for seed in range(size.seeds):
+            reports = records[named(*parts, seed=seed)].reports
+            late = [measure(report) for report in reports[math.ceil(EARLY * len(reports)) :]]
+            known = [value for value in late if not math.isnan(value)]
+            values.append(median(known) if known else math.nan)
+        return Cell(tuple(values))
+
+    rows = {
+        label: [cell(parts, measure) for measure in measures.values()]
+        for label, parts in settings.items()
+    }
+    return Table(f"{title}: what weights go by", tuple(measures), rows)
 
 
 def ranked(

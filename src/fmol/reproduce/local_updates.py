@@ -15,6 +15,7 @@ from fmol.reproduce.digits import (
     digits,
     ends,
     ranked,
+    weighing,
 )
 from fmol.reproduce.experiment import Cost, Experiment, Outcome, Place, Records, Size, Trial
 from fmol.reproduce.naming import complete, named
@@ -60,6 +61,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         words = LABELS[partition]
         title = f"{kind.upper()}, {words}"
         tables.append(ends(records, size, f"{title}, after the last round", settings))
+        tables.append(weighing(records, size, title, settings))
         text = f"{kind.upper()} needs fewer rounds the more local steps it takes ({words})"
         claims.append(ranked(records, size, text, settings, strict=True))
         for task in TASKS:

@@ -13,6 +13,7 @@ from fmol.reproduce.digits import (
     digits,
     ends,
     ranked,
+    weighing,
 )
 from fmol.reproduce.experiment import Cost, Experiment, Outcome, Place, Records, Size, Trial
 from fmol.reproduce.naming import complete, named
@@ -49,6 +50,7 @@ def _conclude(size: Size, records: Records, place: Place) -> Outcome:
         if not complete(records, size, settings.values()):
             continue
         tables.append(ends(records, size, f"{kind.upper()}, after the last round", settings))
+        tables.append(weighing(records, size, kind.upper(), settings))
         text = f"{kind.upper()} converges faster with a larger local step size, up to 0.1"
         claims.append(ranked(records, size, text, settings, strict=True))
         panels += [curves(records, size, kind.upper(), settings, task) for task in TASKS]
