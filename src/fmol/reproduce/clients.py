@@ -96,6 +96,6 @@ CLIENTS = Experiment(
     (_trials,),
     _conclude,
     shared_reading=READING,
-    cost=Cost("25 s", gpu="about 2 min", cpu="about 80 min (estimated)"),
+    cost=Cost("25 s", gpu="3 min (shared)", cpu="about 80 min (estimated)"),
     data=("multimnist",),
 )

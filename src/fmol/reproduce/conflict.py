@@ -305,7 +305,7 @@ CONFLICT = Experiment(
     "have the problem's targets: up to there they do not pull, but for FedAvg, which knows none.",
     (_trials,),
     _conclude,
-    cost=Cost("30 s", gpu="not timed", cpu="about 30 min (estimated)"),
+    cost=Cost("30 s", gpu="4 min for the digits (shared)", cpu="about 30 min (estimated)"),
     seeds=3,
     small_seeds=1,
     data=("multimnist", "shoppers", "adult"),
