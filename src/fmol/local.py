@@ -30,6 +30,7 @@ __all__ = [
     "mixture_loss",
     "own_stream",
     "pure_forward",
+    "shares_of",
     "step_count",
 ]
 
@@ -41,6 +42,20 @@ def step_count(local: LocalConfig, n: int) -> int:
     assert local.epochs is not None
     batch = min(local.batch_size or n, n)
     return local.epochs * -(-n // batch)
+
+
+def shares_of(local: LocalConfig, steps: int) -> list[float] | None:
+    """How much of the direction of each of so many steps is in Δ; None where it is all of each.
+
+    In the mean of the last `m` iterates a step is as often as iterates come after it: `(K − k)/m`.
+
+    >>> shares_of(LocalConfig(lr=0.1, steps=5, average=0.6), 5)
+    [1.0, 1.0, 1.0, 0.6666666666666666, 0.3333333333333333]
+    """
+    if not local.average:
+        return None
+    last = max(1, round(local.average * steps))
+    return [min(1.0, (steps - k) / last) for k in range(steps)]
 
 
 def batches(
@@ -110,7 +125,7 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
 
     Δ accumulates the directions actually stepped along, taken at `x^{t,0} … x^{t,K−1}`: without
     momentum, weight decay, a correction and the like those are the gradients of the algorithm's
-    step 3.
+    step 3. Where the last iterates are averaged, it accumulates as much of each as is in their mean.
     """
     local, model = ask.local, site.model
     assert local is not None
@@ -123,6 +138,7 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
     velocity: Tensor | None = None
     moving = model.layout.moving(local.trained, model.x)
     steps = step_count(local, len(site.samples))
+    shares = shares_of(local, steps)
     order = batches(
         len(site.samples), local, seed=site.seed, round=ask.round, client=site.client.id
     )
@@ -155,7 +171,7 @@ def descend(ask: Ask, lane: Lane, site: Site) -> Descent:
                 direction = direction + descent.correction
             if moving is not None:  # What was added to the gradient moves nothing else either.
                 direction = direction * moving
-            descent.delta += direction
+            descent.delta.add_(direction, alpha=1.0 if shares is None else shares[k])
             descent.moved += 1
             if k + 1 < steps:  # The last iterate is never looked at.
                 model.step(direction, local.lr)

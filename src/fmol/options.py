@@ -43,11 +43,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Range:
-    """What a number must keep to: at least `least`, more than `above`, less than `below`."""
+    """What a number must keep to: at least `least` and at most `most`, more than `above`, less than
+    `below`."""
 
     least: float | None = None
     below: float | None = None
     above: float | None = None
+    most: float | None = None
 
     def __contains__(self, value: Any) -> bool:
         # Written so that NaN, which is neither below nor above anything, is outside.
@@ -55,10 +57,16 @@ class Range:
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
+            and (self.most is None or value <= self.most)
         )
 
     def __str__(self) -> str:
-        parts = [("of at least", self.least), ("above", self.above), ("below", self.below)]
+        parts = [
+            ("of at least", self.least),
+            ("above", self.above),
+            ("below", self.below),
+            ("at most", self.most),
+        ]
         return " and ".join(f"{word} {value:g}" for word, value in parts if value is not None)
 
 

@@ -77,6 +77,7 @@ locals_ = st.builds(
     weight_decay=numbers,
     clip_norm=st.none() | floats,
     proximal=floats,
+    average=floats,
     training=st.booleans(),
 )
 asks = st.builds(

@@ -89,6 +89,8 @@ ALGORITHMS: list[Algorithm] = [
     SMGD(batch_size=4),
     FedAvg(local_steps=3, batch_size=4),
     FedAvg({"a": 0.5, "b": 0.0, "c": 2.0}, local_epochs=1, batch_size=4),
+    FSMGDA(local_epochs=2, batch_size=4, local_average=0.5),
+    FedAvg(local_epochs=3, batch_size=5, local_average=0.3, local_momentum=0.5, accumulate="mean"),
     FSMGDA(local_epochs=1, batch_size=4, drift_correction="scaffold", extrapolate=True),
     FSMGDA(local_steps=3, batch_size=4, extrapolate=True, extrapolate_by="unit"),
     FedAvg(local_steps=3, batch_size=4, drift_correction="scaffold", server_step=Momentum(0.5)),

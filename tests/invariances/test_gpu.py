@@ -46,6 +46,7 @@ ALGORITHMS: list[Algorithm] = [
     FMGDA(local_steps=3),
     FSMGDA(local_steps=3, batch_size=4, weight_decay=0.01, local_momentum=0.5, clip_norm=1.0),
     FSMGDA(local_epochs=2, batch_size=5, normalize="loss", shared="trunk.*"),
+    FSMGDA(local_epochs=2, batch_size=5, local_average=0.5),
     SMGD(4, 0.1),
     FedAvg(local_steps=3, batch_size=4),
     Alone(local_steps=3, batch_size=4),

@@ -160,15 +160,14 @@ def test_all_lanes_of_a_client_see_the_same_batches() -> None:
 
 
 def by_hand(here: Site, local: LocalConfig, model: nn.Module, name: str = "a") -> Tensor:
-    """The same with torch's optimiser: the directions stepped along, added up."""
+    """The same with torch's optimiser: the way it went, or to the mean of the last iterates."""
     model = copy.deepcopy(model)
     start = flat(model).clone()
     optimizer = torch.optim.SGD(
         model.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
     )
     inputs, targets = here.samples.batch(None)
-    total = torch.zeros_like(start)
-    steps = 0
+    iterates = []
     for indices in batches(len(inputs), local, seed=0, round=0, client="c"):
         rows = torch.arange(len(inputs)) if indices is None else indices
         optimizer.zero_grad()
@@ -186,10 +185,11 @@ def by_hand(here: Site, local: LocalConfig, model: nn.Module, name: str = "a") -
             origin = start[offset : offset + p.numel()].view_as(p)
             p.grad += local.proximal * (p.detach() - origin)
             offset += p.numel()
-        before = flat(model).clone()
         optimizer.step()
-        total += (before - flat(model)) / local.lr
-        steps += 1
+        iterates.append(flat(model).clone())
+    steps = len(iterates)
+    last = max(1, round(local.average * steps))
+    total = (start - torch.stack(iterates[-last:]).mean(0)) / local.lr
     return total / steps if local.accumulate == "mean" else total
 
 
@@ -199,8 +199,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "weight decay": {"weight_decay": 0.2},
     "proximal": {"proximal": 0.7},
     "clipping": {"clip_norm": 0.05},
+    "averaging": {"average": 0.6},
+    "averaging all": {"average": 1.0},
     "all but clipping": {"momentum": 0.5, "weight_decay": 0.1, "proximal": 0.3},
-    "everything": {"momentum": 0.5, "weight_decay": 0.1, "proximal": 0.3, "clip_norm": 0.05},
+    "everything": {
+        "momentum": 0.5,
+        "weight_decay": 0.1,
+        "proximal": 0.3,
+        "clip_norm": 0.05,
+        "average": 0.4,
+    },
 }
 
 

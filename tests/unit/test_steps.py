@@ -361,12 +361,22 @@ def test_files_and_flags_reach_every_step() -> None:
         ("extrapolation_cap", 0.5, "`extrapolation_cap` must be a finite number of at least 1"),
         ("drift_correction", "scafold", "Did you mean 'scaffold'"),
         ("objective_momentum", -0.1, "`objective_momentum` must be a finite number of at least 0"),
+        ("local_average", 1.5, "must be a finite number of at least 0 and at most 1, got 1.5"),
     ],
 )
 def test_what_is_wrong_with_a_step_is_said(option: str, value: Any, words: str) -> None:
     with pytest.raises(ValueError, match="configuration") as error:
         read_config({"problem": "multidigits", "algorithm": {"name": "fsmgda", option: value}})
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("algorithm", ["fsmgda", "fedavg"])
+def test_averaged_iterates_and_control_variates_are_not_for_one_another(algorithm: str) -> None:
+    table = {"name": algorithm, "local_average": 0.5, "drift_correction": "scaffold"}
+    with pytest.raises(
+        ValueError, match=r"`local_average` is 0\.5 and `drift_correction` 'scaffold'"
+    ):
+        read_config({"problem": "multidigits", "algorithm": table})
 
 
 # ---- what is known to go wrong ---------------------------------------------------------------

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fmol.aggregate import Means
+from fmol.algorithms.options import LocalOptions
 from fmol.engines.seam import CONTROL
 
 __all__ = ["Drift", "DriftOptions", "control_payload", "follow_controls", "room_for_controls"]
@@ -34,12 +35,24 @@ Drift = Literal["none", "scaffold"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftOptions:
-    """What is done about clients that drift apart."""
+class DriftOptions(LocalOptions):
+    """How clients descend, and what is done about those that drift apart."""
 
     drift_correction: Drift = "none"
     """Against the drift of local steps on unlike data: nothing, or SCAFFOLD's control variates. Each
     client keeps a vector per objective, and as many travel down again."""
+
+    def joint_problems(self) -> list[str]:
+        """What is wrong with options that are right by themselves."""
+        # Not `super()`: it is also asked about values that no algorithm has been made of yet.
+        found = LocalOptions.joint_problems(self)
+        if self.local_average and self.drift_correction != "none":
+            found.append(
+                f"`local_average` is {self.local_average:g} and `drift_correction` "
+                f"{self.drift_correction!r}, which takes an update for the sum of all local steps. "
+                "Leave one of them out."
+            )
+        return found
 
 
 def room_for_controls(drift: Drift, slots: int, x: Tensor) -> dict[str, Tensor]:

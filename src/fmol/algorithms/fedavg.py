@@ -21,7 +21,7 @@ from fmol.algorithms.drift import (
 from fmol.algorithms.merging import Merging
 from fmol.algorithms.missing import check_arrivals
 from fmol.algorithms.mixture import MIXTURE, MixtureOptions, mixture_lanes, objective_weights
-from fmol.algorithms.options import LocalOptions, StepOptions
+from fmol.algorithms.options import StepOptions
 from fmol.algorithms.steps import apply_step, room_for_step, stretch, stretch_units, units_of
 from fmol.algorithms.trouble import known_trouble, warn_of_trouble
 from fmol.engines.seam import Engine, Transform, Work
@@ -35,7 +35,7 @@ __all__ = ["FedAvg"]
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalOptions, MixtureOptions, StepOptions, DriftOptions):
+class FedAvg(DriftOptions, MixtureOptions, StepOptions):
     """Federated averaging: each client descends `Σ_{s∈S_i} w_s f_{s,i}` along one trajectory.
 
     The server moves `x` by `server_lr` times the mean of the clients' accumulated gradients. By

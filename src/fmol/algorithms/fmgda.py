@@ -19,7 +19,7 @@ from fmol.algorithms.drift import (
     room_for_controls,
 )
 from fmol.algorithms.missing import Rows, fill_in
-from fmol.algorithms.options import LocalOptions, ServerOptions
+from fmol.algorithms.options import ServerOptions
 from fmol.algorithms.steps import Pulls, apply_step, least_cosine, prepare, units_of
 from fmol.algorithms.trouble import known_trouble
 from fmol.engines.seam import Engine, Lane, LocalConfig
@@ -38,7 +38,7 @@ RULE = "rule."
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSMGDA(LocalOptions, ServerOptions, DriftOptions):
+class FSMGDA(DriftOptions, ServerOptions):
     """Federated stochastic multiple gradient descent averaging.
 
     Each client of the cohort takes `local_steps` minibatch steps on *each of its objectives

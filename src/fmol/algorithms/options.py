@@ -45,6 +45,9 @@ class LocalOptions:
     """Local gradients longer than this are cut to it."""
     proximal: NotNegative = 0.0
     """Pulls local steps back to `x_t` with this strength (FedProx)."""
+    local_average: Annotated[float, Range(least=0, most=1)] = 0.0
+    """Clients come to the mean of their last iterates, of this share of the steps, and not to the last
+    one: less noise where steps are long."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -70,6 +73,7 @@ class LocalOptions:
             weight_decay=self.weight_decay,
             clip_norm=self.clip_norm,
             proximal=self.proximal,
+            average=self.local_average,
         )
 
 

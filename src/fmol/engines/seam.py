@@ -62,6 +62,8 @@ class LocalConfig:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     proximal: float = 0.0
+    average: float = 0.0
+    """Of the steps, how many of the last ones have their iterates averaged: Δ leads to their mean."""
     trained: str = ""
     """Shell-style patterns of the parameters that move, divided by commas; all of them where empty."""
     anchor: float = 0.0

@@ -23,23 +23,30 @@ does to the first of them has grown beyond comparing after hundreds."""
 
 @dataclass(frozen=True)
 class Additions:
-    """What is added to the gradients of lanes in every step, beside what all lanes are told alike."""
+    """What goes into the steps of lanes beside their gradients and what all lanes are told alike."""
 
     correction: Tensor | None = None
     """`[L, d]`; None where drift is not corrected."""
     layers: tuple[Dense, ...] = ()
     anchors: tuple[Tensor, ...] = ()
     """What the change of each of these layers is multiplied by, `[L, width, width]`."""
+    shares: Tensor | None = None
+    """How much of each step's direction is in Δ, `[K, L, 1]`; None where it is all of each."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (*(() if self.correction is None else (self.correction,)), *self.anchors)
+        return (
+            *(each for each in (self.correction, self.shares) if each is not None),
+            *self.anchors,
+        )
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Additions:
         """The same with every tensor changed."""
-        correction = None if self.correction is None else change(self.correction)
         return replace(
-            self, correction=correction, anchors=tuple(change(each) for each in self.anchors)
+            self,
+            correction=None if self.correction is None else change(self.correction),
+            anchors=tuple(change(each) for each in self.anchors),
+            shares=None if self.shares is None else change(self.shares),
         )
 
 
@@ -110,13 +117,17 @@ class LaneSteps:
             self.early = self.delta.clone()
 
     def _advance(self, direction: Tensor, last: bool) -> None:
-        """Adds the direction to Δ and, but for the `last`, takes the step along it."""
-        if not last and self.lr is not None and self.X.is_cuda:
+        """Adds the direction to Δ, or its share, and, but for the `last`, takes the step along it."""
+        shares = self.added.shares
+        if shares is None and not last and self.lr is not None and self.X.is_cuda:
             from fmol.kernels.advance import advance
 
             if advance(self.X, self.delta, direction, self.lr):
                 return
-        self.delta += direction
+        if shares is None:
+            self.delta += direction
+        else:
+            self.delta.addcmul_(direction, shares[self._taken])
         if last:
             return
         if self.lr is None:

@@ -35,7 +35,7 @@ from fmol.engines.schedule import (
 from fmol.engines.seam import LocalConfig
 from fmol.engines.trajectories import EARLY, Additions, LaneSteps
 from fmol.layout import FlatModel
-from fmol.local import step_count
+from fmol.local import shares_of, step_count
 
 __all__ = ["Compile", "LaneWorker"]
 
@@ -340,22 +340,34 @@ class LaneWorker:
 
 
 def _additions(jobs: Sequence[Job], starts: Tensor) -> Additions:
-    """What is added to every step of each job."""
-    correction = None
+    """What goes into the steps of each job beside their gradients."""
+    local = jobs[0].ask.local
+    assert local is not None
+    correction, shares = None, _shares(jobs, local, starts)
     if any(job.correction is not None for job in jobs):
         none = torch.zeros_like(starts[0])
         parts = [none if job.correction is None else job.correction.to(none) for job in jobs]
         correction = torch.stack(parts)
     if not jobs[0].anchors:
-        return Additions(correction)
-    local = jobs[0].ask.local
-    assert local is not None
+        return Additions(correction, shares=shares)
     anchors = zip(*(job.anchors for job in jobs), strict=True)
     return Additions(
         correction,
         anchored_layers(jobs[0].site, local),
         tuple(torch.stack([each.to(starts) for each in own]) for own in anchors),
+        shares,
     )
+
+
+def _shares(jobs: Sequence[Job], local: LocalConfig, starts: Tensor) -> Tensor | None:
+    """How much of each step's direction is in Δ, `[K, L, 1]`; None where it is all of each."""
+    if not local.average:
+        return None
+    counts = [step_count(local, len(job.site.samples)) for job in jobs]
+    table = np.zeros((max(counts), len(jobs)))
+    for lane, count in enumerate(counts):
+        table[:count, lane] = shares_of(local, count)
+    return upload(table, starts.device).to(starts.dtype)[..., None]
 
 
 def _step_sizes(jobs: Sequence[Job], starts: Tensor) -> float | Tensor:
