@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -42,8 +42,7 @@ class Walker(Protocol):
     def step(self, batch: Batch, active: Tensor | None, last: bool) -> None: ...
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One lane of one ask."""
 
     ask: Ask

@@ -105,7 +105,7 @@ class Stepper(VectorizedEngine):
                     key = f"{place}/{ask.round}/{ask.client}"
                     self._batches.whose[key] = _Whose(seat.engine, ask.round, ask.client)
                     told[id(ask)] = replace(ask, client=key)
-                jobs.append(replace(job, ask=told[id(ask)]))
+                jobs.append(job._replace(ask=told[id(ask)]))
         return jobs, first
 
     def _descend(self, jobs: Sequence[Job], pool: Pool) -> Any:
@@ -225,7 +225,7 @@ def _filled(jobs: Sequence[Job], block: _Block) -> list[Job]:
     for _ in range(block.more):
         again = [jobs[place] for place in block.asks[-1]]
         ask = replace(again[0].ask)  # Not the same object, so that it has batches of its own.
-        found += [replace(job, ask=ask) for job in again]
+        found += [job._replace(ask=ask) for job in again]
     return found
 
 
