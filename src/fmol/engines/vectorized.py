@@ -294,10 +294,9 @@ class VectorizedEngine(SequentialEngine):
         for ask in told:
             site = sites[ask.client]
             anchors = anchors_of(ask, site) if ask.lanes else ()
-            jobs += [
-                Job(ask, lane, site, correction_of(ask, lane.slot, site), anchors)
-                for lane in ask.lanes
-            ]
+            for lane in ask.lanes:
+                correction = correction_of(ask, lane.slot, site) if ask.payload else None
+                jobs.append(Job(ask, lane, site, correction, anchors))
         return jobs
 
     def _pool_for(self, sites: Mapping[str, Site]) -> Pool | None:
