@@ -192,15 +192,19 @@ class Replies:
         expect_rows = getattr(self._fold, "expect_rows", None)
         if expect_rows is None or not self._jobs:
             return
+        self._weights = self._weights_ahead()
+        if self._weights is not None:
+            expect_rows([job.lane.slot for job in self._jobs], deltas, self._weights)
+
+    def _weights_ahead(self) -> list[float] | None:
+        """What each lane is likely to weigh; None where that cannot be said."""
         if self._lines is not None:
-            self._weights = self._lines.weights
-        else:
-            answers = {draft.ask.client: draft.hoped for draft in self._drafts if draft.hoped}
-            if len(answers) < len(self._drafts):
-                return
-            replies = {client: answer.reply for client, answer in answers.items()}
-            self._weights = [_weight(job, replies[job.ask.client]) for job in self._jobs]
-        expect_rows([job.lane.slot for job in self._jobs], deltas, self._weights)
+            return self._lines.weights
+        answers = {draft.ask.client: draft.hoped for draft in self._drafts if draft.hoped}
+        if len(answers) < len(self._drafts):
+            return None
+        replies = {client: answer.reply for client, answer in answers.items()}
+        return [_weight(job, replies[job.ask.client]) for job in self._jobs]
 
     def fold_in(self, rows: Rows) -> None:
         """Folds all of it in: all rows at once where the fold can and they are as they were sent."""
@@ -219,10 +223,11 @@ class Replies:
         if not all(rows.finite):  # Weight zero does not silence what is not a number.
             finite = torch.tensor(rows.finite, device=deltas.device)
             deltas = torch.where(finite[:, None], deltas, 0)
-        weights = self._weights if self._as_hoped else None
         if self._lines is not None:
             weights = self._lines.weights
-        elif weights is None:
+        elif self._weights is not None and self._as_hoped:
+            weights = self._weights
+        else:
             weights = [_weight(job, self._replies[job.ask.client]) for job in jobs]
         squares = [s if f else 0.0 for s, f in zip(rows.squares, rows.finite, strict=True)]
         slots, local = [job.lane.slot for job in jobs], jobs[0].ask.local
