@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ EVALUATION_BATCH = 1024
 """Samples in one forward pass of an evaluation."""
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """A mean and the number of samples it is over; NaN over none."""
 
     value: float

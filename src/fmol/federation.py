@@ -205,9 +205,8 @@ class Federation:
                 f"the population was asked for client `{id}` and gave `{client.id}`. "
                 "Return the client with the id that was asked for from `get`."
             )
-        known = set(self.names)
         if not isinstance(self.population, ClientList):  # Those were checked beforehand.
-            problems = list(_client_problems([client], known, check_data=False))
+            problems = list(_client_problems([client], set(self.names), check_data=False))
             if problems:
                 raise ValueError(" ".join(problems))
         return client

@@ -19,7 +19,8 @@ from fmol.evaluation import batch_mean, evaluate
 from fmol.misfit import check_fit
 
 __all__ = [
-    "batch_table",
+    "batch_counts",
+    "batch_rows",
     "batches",
     "check_site",
     "correction_of",
@@ -77,36 +78,32 @@ def batches(
         yield from order.split(int(size))[: steps - first]
 
 
-def batch_table(
-    n: int,
-    local: LocalConfig,
-    *,
-    seed: int,
-    round: int,
-    client: str,
-    generator: np.random.Generator | None = None,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All of `batches` at once: indices `[K, B]`, and how many of each row count `[K]`.
+def batch_rows(n: int, local: LocalConfig, generator: np.random.Generator) -> NDArray[np.int64]:
+    """All of `batches` at once, `[K, B]`, from a generator that is at the beginning of their stream.
 
-    A short batch is filled up with its own first sample. A `generator` of `rng.stream` is started
-    anew for it; without one a new one is made, which takes longer.
+    A short batch is filled up with its own first sample; `batch_counts` says how many of each count.
     """
     steps, size = step_count(local, n), local.batch_size
     if size is None or size >= n:
-        return np.broadcast_to(np.arange(n), (steps, n)), np.full(steps, n)
-    if generator is None:
-        generator = rng.stream(seed, "batches", round, client)
-    else:
-        rng.restart(generator, seed, "batches", round, client)
+        return np.broadcast_to(np.arange(n), (steps, n))
     each = -(-n // size)
-    passes = -(-steps // each)
-    order = np.empty((passes, each * size), dtype=np.int64)
+    order = np.empty((-(-steps // each), each * size), dtype=np.int64)
     for row in order:
         row[:n] = generator.permutation(n)
-        row[n:] = row[(each - 1) * size]
-    counts = np.full((passes, each), size)
-    counts[:, -1] = n - (each - 1) * size
-    return order.reshape(-1, size)[:steps], counts.reshape(-1)[:steps]
+    if n < each * size:
+        order[:, n:] = order[:, [(each - 1) * size]]
+    return order.reshape(-1, size)[:steps]
+
+
+def batch_counts(n: int, local: LocalConfig) -> NDArray[np.int64]:
+    """How many samples are in each of `batches`, `[K]`."""
+    steps, size = step_count(local, n), local.batch_size
+    if size is None or size >= n:
+        return np.full(steps, n)
+    each = -(-n // size)
+    counts = np.full(steps, size)
+    counts[each - 1 :: each] = n - (each - 1) * size
+    return counts
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
+from operator import attrgetter
 from time import perf_counter
 
 import torch
@@ -75,7 +76,7 @@ class Measurement:
             heard = {record.client for record in report.clients}
             heard |= {refusal.client for refusal in report.refused} | set(report.silent)
             others = self._ask(sorted(self._panel - heard), report.round, state)
-            records = tuple(sorted([*mine, *others.clients], key=lambda record: record.client))
+            records = tuple(sorted([*mine, *others.clients], key=attrgetter("client")))
             refused += others.refused
         evaluation = self._evaluation(report.round, state, records)
         return replace(

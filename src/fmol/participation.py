@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from fmol.federation import Population
-from fmol.rng import sample_without_replacement, stream
+from fmol.rng import restart, sample_without_replacement, stream
 
 __all__ = ["Availability", "Everyone", "Fraction", "Number", "Participation", "Stratified"]
 
@@ -56,7 +56,7 @@ class Everyone:
     ) -> tuple[str, ...]:
         ids = population.ids()
         everyone = (ids[i] for i in range(len(ids)))
-        return tuple(sorted(c for c in everyone if _reachable(self.available, c, round, seed)))
+        return tuple(sorted(filter(_Reachable(self.available, round, seed), everyone)))
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,7 @@ class Stratified:
     def cohort(
         self, population: Population, objectives: Sequence[str], round: int, seed: int
     ) -> tuple[str, ...]:
-        def reachable(client: str) -> bool:
-            return _reachable(self.available, client, round, seed)
-
+        reachable = _Reachable(self.available, round, seed)
         attempts = 1 if self.available is None else self.attempts
         drawn: set[str] = set()
         covered: Counter[str] = Counter()
@@ -190,9 +188,7 @@ def _uniform(
     available: Availability | None,
     attempts: int,
 ) -> tuple[str, ...]:
-    def reachable(client: str) -> bool:
-        return _reachable(available, client, round, seed)
-
+    reachable = _Reachable(available, round, seed)
     ids = population.ids()
     wanted = min(count, len(ids))
     tries = wanted if available is None else wanted * attempts
@@ -220,24 +216,34 @@ def _draw(
     return drawn
 
 
-def _reachable(available: Availability | None, client: str, round: int, seed: int) -> bool:
-    if available is None:
-        return True
-    if isinstance(available, Mapping):
-        if client not in available:
-            raise ValueError(
-                f"client `{client}` is not in `available`. Give its probability, or a function of "
-                "(client, round) in place of the mapping."
-            )
-        chance = available[client]
-    elif callable(available):
-        chance = available(client, round)
-        if isinstance(chance, bool | np.bool_):
-            return bool(chance)
-        _check_probability(f"available({client!r}, {round})", chance)
-    else:
-        chance = available
-    return bool(stream(seed, "available", round, client).random() < chance)
+class _Reachable:
+    """Whether a client can be reached in a round."""
+
+    def __init__(self, available: Availability | None, round: int, seed: int) -> None:
+        self._available, self._round, self._seed = available, round, seed
+        if available is not None:
+            self._generator = stream(seed, "available", round)
+
+    def __call__(self, client: str) -> bool:
+        available, round = self._available, self._round
+        if available is None:
+            return True
+        if isinstance(available, Mapping):
+            if client not in available:
+                raise ValueError(
+                    f"client `{client}` is not in `available`. Give its probability, or a function "
+                    "of (client, round) in place of the mapping."
+                )
+            chance = available[client]
+        elif callable(available):
+            chance = available(client, round)
+            if isinstance(chance, bool | np.bool_):
+                return bool(chance)
+            _check_probability(f"available({client!r}, {round})", chance)
+        else:
+            chance = available
+        restart(self._generator, self._seed, "available", round, client)
+        return bool(self._generator.random() < chance)
 
 
 def _check_available(available: Availability | None) -> None:

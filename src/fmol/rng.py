@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +25,22 @@ def key(seed: int, *name: str | int) -> int:
     A hash rather than arithmetic on the parts, so that `("a", 1, 2)` and `("a", 12)` have nothing in
     common and a client's name may be any string.
     """
-    parts = [f"i{seed}", *(f"s{p}" if isinstance(p, str) else f"i{p}" for p in name)]
-    text = "".join(f"{len(part)}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")
+    # A round's streams for many clients differ in the last part of their names alone.
+    digest = _begun(seed, *name[:-1]).copy()
+    for part in name[-1:]:
+        digest.update(_written(part))
+    return int.from_bytes(digest.digest(), "big")
+
+
+@lru_cache(maxsize=64, typed=True)
+def _begun(*parts: str | int) -> Any:
+    """The hash of a name's first parts, to be copied and gone on with."""
+    return hashlib.blake2b(b"".join(map(_written, parts)), digest_size=16)
+
+
+def _written(part: str | int) -> bytes:
+    text = f"s{part}" if isinstance(part, str) else f"i{part}"
+    return f"{len(text)}:{text}".encode()
 
 
 def stream(seed: int, *name: str | int) -> np.random.Generator:
@@ -46,11 +61,11 @@ def restart(generator: np.random.Generator, seed: int, *name: str | int) -> None
     True
     """
     whole = key(seed, *name)
-    halves = np.array([whole % 2**64, whole >> 64], dtype=np.uint64)
+    nothing = (0, 0, 0, 0)  # No array: reading its numbers one by one takes longer.
     generator.bit_generator.state = {
         "bit_generator": "Philox",
-        "state": {"counter": np.zeros(4, dtype=np.uint64), "key": halves},
-        "buffer": np.zeros(4, dtype=np.uint64),
+        "state": {"counter": nothing, "key": (whole % 2**64, whole >> 64)},
+        "buffer": nothing,
         "buffer_pos": 4,
         "has_uint32": 0,
         "uinteger": 0,

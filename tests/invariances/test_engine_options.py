@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
-from fmol import FSMGDA, Client, FedAvg, Federation, LazyPopulation, Objective, fit
+from fmol import FSMGDA, Client, FedAvg, Federation, LazyPopulation, Objective, fit, rng
 from fmol.engines import (
     AutoEngine,
     SequentialEngine,
@@ -36,7 +36,7 @@ from fmol.engines.probe import lane_bytes
 from fmol.engines.schedule import BatchTables, Draw
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
 from fmol.layout import FlatModel
-from fmol.local import batch_table, batches
+from fmol.local import batch_counts, batch_rows, batches
 from fmol.result import Result
 from fmol.rounds import Algorithm, Plan
 from support import data, federation, flat, relative, squared_error
@@ -226,7 +226,8 @@ def test_a_table_of_batches_holds_the_batches(
     local = LocalConfig(lr=0.1, steps=None if epochs else steps, epochs=epochs, batch_size=batch)
     name: dict[str, Any] = {"seed": 7, "round": round, "client": "c"}
     one_by_one = [np.arange(n) if b is None else b.numpy() for b in batches(n, local, **name)]
-    rows, counts = batch_table(n, local, **name)
+    rows = batch_rows(n, local, rng.stream(7, "batches", round, "c"))
+    counts = batch_counts(n, local)
     assert rows.shape[0] == len(counts) == len(one_by_one)
     for row, count, want in zip(rows, counts, one_by_one, strict=True):
         assert np.array_equal(row[:count], want)
@@ -240,10 +241,12 @@ def test_batches_drawn_ahead_are_those_of_the_next_round(monkeypatch: pytest.Mon
         return Draw(("c", "d"), (n, 2), (2, 0), replace(local, lr=lr), round)
 
     def want(round: int, n: int = 10) -> tuple[Any, Any]:
-        c, count = batch_table(n, local, seed=3, round=round, client="c")
-        d, _ = batch_table(2, local, seed=3, round=round, client="d")
+        c, d = (
+            batch_rows(size, local, rng.stream(3, "batches", round, client))
+            for client, size in (("c", n), ("d", 2))
+        )
         rows = np.stack([c + 2, np.concatenate([d, d[:, :1]], 1)], 1)
-        return rows, np.stack([count, np.full(4, 2)], 1)
+        return rows, np.stack([batch_counts(n, local), np.full(4, 2)], 1)
 
     def same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

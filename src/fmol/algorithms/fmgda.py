@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -94,15 +95,14 @@ def multiple_gradient_round(
     )
     # 1–3. Each client descends each of its objectives by itself, every time from x_t.
     lanes = {name: Lane(name, {name: 1.0}) for name in names}
+
+    @cache  # Clients that hold the same objectives are asked for the same.
+    def asked(objectives: tuple[str, ...]) -> dict[str, Any]:
+        payload = control_payload(state.memory, names, objectives)
+        return {"lanes": tuple(lanes[name] for name in objectives), "payload": payload}
+
     asks = [
-        plan.ask(
-            client,
-            x,
-            lanes=[lanes[name] for name in client.objectives],
-            local=local,
-            need_losses=need_losses,
-            payload=control_payload(state.memory, names, client.objectives),
-        )
+        plan.ask(client, x, local=local, need_losses=need_losses, **asked(client.objectives))
         for client in map(federation.client, plan.cohort)
     ]
     # 4–5. Δ_s: the mean over the clients that hold s and answered.

@@ -15,12 +15,20 @@ import torch
 from torch import Tensor
 
 from fmol.engines.checks import check_reply, message_bytes, reply_bytes
+from fmol.engines.lines import (
+    Lines,
+    count_samples,
+    known_losses,
+    known_metrics,
+    lines_of,
+    sample_names,
+)
 from fmol.engines.schedule import Job
 from fmol.engines.scores import Scores
 from fmol.engines.seam import Ask, Fold, Refusal, Reply, Site, Transform
 from fmol.engines.sequential import say_where
 from fmol.layout import Layout
-from fmol.local import count_labels, keep_control, step_count
+from fmol.local import keep_control, step_count
 
 __all__ = ["Answer", "Replies", "Rows", "Steps"]
 
@@ -107,9 +115,14 @@ class Replies:
         jobs: Sequence[Job],
         layout: Layout,
         transforms: Sequence[Transform],
+        fold: Fold | None,
     ) -> None:
         self._chunk, self._sites, self._jobs = chunk, sites, jobs
-        self._layout, self._transforms = layout, transforms
+        self._layout, self._transforms, self._fold = layout, transforms, fold
+        self._lines: Lines | None = None
+        """What the clients come to where nobody has to see their replies."""
+        self._known: tuple[Tensor, Scores, Scores, Collection[str]]
+        """What replies are made of."""
         self._planned: list[int] = []
         """How many steps each job takes, if all of them move."""
         self._drafts: list[_Draft] = []
@@ -121,11 +134,28 @@ class Replies:
     def prepare(
         self, deltas: Tensor, scores: Scores, held_out: Scores, masked: Collection[str]
     ) -> None:
-        """Makes all of the replies that is known without waiting for `deltas` `[L, d]`.
+        """Finds out what can be said without waiting for `deltas` `[L, d]`.
 
         `scores` are on the clients' training data, and `masked` are the objectives whose loss marks
         which samples have a label.
         """
+        self._known = deltas, scores, held_out, masked
+        if not self._transforms and (self._fold is None or hasattr(self._fold, "add_rows")):
+            delta_bytes = deltas.shape[1] * deltas.element_size()
+            self._lines = lines_of(self._chunk, self._sites, delta_bytes, scores, held_out, masked)
+        if self._lines is None:
+            self._draft()
+
+    def lines(self, rows: Rows) -> Lines | None:
+        """What the clients came to where all of it is let in; None where there are replies to see."""
+        if self._lines is not None and not all(rows.finite):
+            self._lines = None
+            self._draft()
+        return self._lines
+
+    def _draft(self) -> None:
+        """Makes all of the replies that can be made without waiting for their steps."""
+        deltas, scores, held_out, masked = self._known
         self._planned = [
             step_count(job.ask.local, len(job.site.samples)) if job.ask.local else 0
             for job in self._jobs
@@ -136,7 +166,7 @@ class Replies:
         every = deltas.unbind()
         for ask in self._chunk:
             site, own = self._sites[ask.client], mine[ask.client]
-            samples = _count_samples(ask, site, masked)
+            samples = count_samples(sample_names(ask), ask, site, masked)
             parts = _known(ask, site, own, every, scores, held_out, samples)
             draft = _Draft(ask, site, own, parts)
             if not self._transforms and not ask.payload:
@@ -156,19 +186,31 @@ class Replies:
             self._replies[draft.ask.client] = answer.reply
             yield answer
 
-    def fold_ahead(self, fold: Fold, deltas: Tensor) -> None:
-        """Lets a fold sum up `deltas` `[L, d]` on the device before it is known if all turns out as
+    def fold_ahead(self, deltas: Tensor) -> None:
+        """Lets the fold sum up `deltas` `[L, d]` on the device before it is known if all turns out as
         planned, where it can and that is likely."""
-        expect_rows = getattr(fold, "expect_rows", None)
-        answers = {draft.ask.client: draft.hoped for draft in self._drafts if draft.hoped}
-        if expect_rows is None or not self._jobs or len(answers) < len(self._drafts):
+        expect_rows = getattr(self._fold, "expect_rows", None)
+        if expect_rows is None or not self._jobs:
             return
-        replies = {client: answer.reply for client, answer in answers.items()}
-        self._weights = [_weight(job, replies[job.ask.client]) for job in self._jobs]
-        expect_rows([job.lane.slot for job in self._jobs], deltas, self._weights)
+        self._weights = self._weights_ahead()
+        if self._weights is not None:
+            expect_rows([job.lane.slot for job in self._jobs], deltas, self._weights)
 
-    def fold_into(self, fold: Fold, rows: Rows) -> None:
-        """Folds the finished replies in: all rows at once where the fold can and they are as sent."""
+    def _weights_ahead(self) -> list[float] | None:
+        """What each lane is likely to weigh; None where that cannot be said."""
+        if self._lines is not None:
+            return self._lines.weights
+        answers = {draft.ask.client: draft.hoped for draft in self._drafts if draft.hoped}
+        if len(answers) < len(self._drafts):
+            return None
+        replies = {client: answer.reply for client, answer in answers.items()}
+        return [_weight(job, replies[job.ask.client]) for job in self._jobs]
+
+    def fold_in(self, rows: Rows) -> None:
+        """Folds all of it in: all rows at once where the fold can and they are as they were sent."""
+        fold = self._fold
+        if fold is None:
+            return
         add_rows = getattr(fold, "add_rows", None)
         if self._transforms or add_rows is None:
             for ask in self._chunk:
@@ -181,8 +223,11 @@ class Replies:
         if not all(rows.finite):  # Weight zero does not silence what is not a number.
             finite = torch.tensor(rows.finite, device=deltas.device)
             deltas = torch.where(finite[:, None], deltas, 0)
-        weights = self._weights if self._as_hoped else None
-        if weights is None:
+        if self._lines is not None:
+            weights = self._lines.weights
+        elif self._weights is not None and self._as_hoped:
+            weights = self._weights
+        else:
             weights = [_weight(job, self._replies[job.ask.client]) for job in jobs]
         squares = [s if f else 0.0 for s, f in zip(rows.squares, rows.finite, strict=True)]
         slots, local = [job.lane.slot for job in jobs], jobs[0].ask.local
@@ -234,15 +279,6 @@ def _weight(job: Job, reply: Reply) -> float:
     return float(max(reply.samples.get(name, 0) for name in job.lane.mixture))
 
 
-def _count_samples(ask: Ask, site: Site, masked: Collection[str]) -> dict[str, int]:
-    """Objective → how many of the client's samples carry a label."""
-    counts = site.counts
-    names = {*ask.evaluate, *(name for lane in ask.lanes for name in lane.mixture)}
-    for name in sorted(names.difference(counts)):
-        counts[name] = count_labels(site, ask.x, name) if name in masked else len(site.samples)
-    return {name: counts[name] for name in sorted(names)}
-
-
 def _known(
     ask: Ask,
     site: Site,
@@ -253,7 +289,6 @@ def _known(
     samples: Mapping[str, int],
 ) -> dict[str, Any]:
     """What is in a client's reply, but for its steps; `own` are its rows of `deltas`."""
-    losses = {n: s["loss"] for n, s in scores.get(ask.client, {}).items()}
     return {
         # A client without a single label for an objective does not hold it.
         "deltas": {
@@ -261,10 +296,7 @@ def _known(
             for lane in ask.lanes
             if any(site.counts[name] for name in lane.mixture)
         },
-        "losses": {n: score.value for n, score in losses.items() if score.samples},
+        "losses": known_losses(scores, ask.client),
         "samples": samples,
-        "held_out": {
-            o: {m: score.value for m, score in row.items()}
-            for o, row in held_out.get(ask.client, {}).items()
-        },
+        "held_out": known_metrics(held_out, ask.client),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from fmol.data import tree_leaves, tree_map, upload
 from fmol.engines.lanes import Batch, Pull
 from fmol.engines.pool import Pool
 from fmol.engines.seam import Ask, Lane, LocalConfig, Site
-from fmol.local import batch_table
+from fmol.local import batch_counts, batch_rows
 
 __all__ = [
     "BatchTables",
@@ -42,8 +42,7 @@ class Walker(Protocol):
     def step(self, batch: Batch, active: Tensor | None, last: bool) -> None: ...
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One lane of one ask."""
 
     ask: Ask
@@ -110,11 +109,10 @@ class BatchTables:
         self._last: list[Draw] = []
         self._seen: set[Any] = set()
 
-    def of(self, client: str, n: int, local: LocalConfig, round: int) -> Table:
-        """One client's rows of its own samples `[K, B]`, and how many of each count `[K]`."""
-        return batch_table(
-            n, local, seed=self._seed, round=round, client=client, generator=self._generator
-        )
+    def of(self, client: str, n: int, local: LocalConfig, round: int) -> NDArray[np.int64]:
+        """One client's rows of its own samples, `[K, B]`."""
+        rng.restart(self._generator, self._seed, "batches", round, client)
+        return batch_rows(n, local, self._generator)
 
     def of_all(self, draw: Draw) -> Table:
         """Rows of a pool `[K, C, B]`, and how many of each count `[K, C]`."""
@@ -138,22 +136,27 @@ class BatchTables:
         self._last.clear()
 
     def _lay_out(self, draw: Draw) -> Table:
-        drawn: dict[str, Table] = {}
-        for client, n in zip(draw.clients, draw.sizes, strict=True):
+        local = draw.local
+        drawn: dict[str, NDArray[np.int64]] = {}
+        columns: dict[int, list[int]] = {}
+        for c, (client, n) in enumerate(zip(draw.clients, draw.sizes, strict=True)):
             if client not in drawn:
-                drawn[client] = self.of(client, n, draw.local, draw.round)
-        tables = [drawn[client] for client in draw.clients]
-        steps = max(len(rows) for rows, _ in tables)
-        width = max(rows.shape[1] for rows, _ in tables)
-        rows = np.empty((steps, len(tables), width), dtype=np.int64)
-        counts = np.zeros((steps, len(tables)), dtype=np.int64)
-        for c, (mine, own) in enumerate(tables):
-            k, w = mine.shape
-            rows[:k, c, :w], counts[:k, c] = mine, own
+                drawn[client] = self.of(client, n, local, draw.round)
+            columns.setdefault(n, []).append(c)
+        counted = {n: batch_counts(n, local) for n in columns}
+        steps = max(map(len, counted.values()))
+        width = max(int(count.max()) for count in counted.values())
+        rows = np.empty((steps, len(draw.clients), width), dtype=np.int64)
+        counts = np.zeros((steps, len(draw.clients)), dtype=np.int64)
+        for n, own in columns.items():  # Those with equally many samples have batches of one shape.
+            k, w = drawn[draw.clients[own[0]]].shape
+            mine = np.concatenate([drawn[draw.clients[c]] for c in own])
+            mine = mine.reshape(len(own), k, w).swapaxes(0, 1)
+            rows[:k, own, :w], counts[:k, own] = mine, counted[n][:, None]
             if w < width:
-                rows[:k, c, w:] = mine[:, :1]
+                rows[:k, own, w:] = mine[:, :, :1]
             if k < steps:  # One that is done goes on with some sample, which moves nothing.
-                rows[k:, c] = mine[0, 0]
+                rows[k:, own] = mine[0, :, :1]
         rows += np.array(draw.offsets)[:, None]
         return rows, counts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class Scorer:
         starts = dict(zip(clients, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
         objectives = {o.name: o for each in wanted.values() for o in each}
         held = {client: {o.name for o in each} for client, each in wanted.items()}
-        tables: list[tuple[str, str, list[str], Tensor]] = []
+        found: list[tuple[str, str, list[str], list[Score] | Tensor]] = []
         for objective in objectives.values():
             holders = [client for client in clients if objective.name in held[client]]
             mine = (outputs, targets)
@@ -79,23 +80,21 @@ class Scorer:
             functions |= objective.metrics if metrics else {}
             for name, function in functions.items():
                 what = f"the {name} of objective `{objective.name}`"
-                values = _values(function, mine, lengths, what)
-                if isinstance(values, Tensor):
-                    tables.append((objective.name, name, holders, values))
-                    values = [NONE] * len(
-                        holders
-                    )  # So that all are in the order they are asked for.
-                for client, score in zip(holders, values, strict=True):
-                    scores[client].setdefault(objective.name, {})[name] = score
+                found.append(
+                    (objective.name, name, holders, _values(function, mine, lengths, what))
+                )
         # One transfer for all: each waits for the device.
-        numbers = torch.cat([t.reshape(-1) for *_, t in tables]).tolist() if tables else []
-        start = 0
-        for objective_name, name, holders, _ in tables:
-            sums, counts = (numbers[start + i * len(holders) :][: len(holders)] for i in range(2))
-            start += 2 * len(holders)
-            for client, total, count in zip(holders, sums, counts, strict=True):
-                if count:
-                    scores[client][objective_name][name] = Score(total / count, int(count))
+        tables = [values.reshape(-1) for *_, values in found if isinstance(values, Tensor)]
+        numbers = iter(torch.cat(tables).tolist() if tables else ())
+        for objective_name, name, holders, values in found:
+            if isinstance(values, Tensor):
+                sums, counts = (list(islice(numbers, len(holders))) for _ in range(2))
+                values = [
+                    Score(total / count, int(count)) if count else NONE
+                    for total, count in zip(sums, counts, strict=True)
+                ]
+            for client, score in zip(holders, values, strict=True):
+                scores[client].setdefault(objective_name, {})[name] = score
         return scores
 
     def _outputs(self, pool: Pool, clients: Sequence[str]) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fmol.data import Samples, as_samples
 from fmol.engines.checks import check_reply, client_records, message_bytes, reply_bytes
+from fmol.engines.lines import Lines
 from fmol.engines.seam import (
     CONTROL,
     Ask,
@@ -190,6 +191,12 @@ class Tally:
         )
         self.refused += refusals
         self.up, self.down = self.up + up, self.down + down
+
+    def add_lines(self, lines: Lines, squares: Sequence[float], seconds: float) -> None:
+        """Counts many clients in whose replies were let in as they are; `squares` are `‖Δ‖²` of their
+        lanes, and `seconds` what each client took."""
+        self.records += lines.records(squares, seconds)
+        self.up, self.down = self.up + lines.bytes_up, self.down + lines.bytes_down
 
     def receipt(self, seconds: float) -> Receipt:
         return Receipt(

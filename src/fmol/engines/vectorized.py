@@ -55,7 +55,6 @@ class _Begun(NamedTuple):
     clients: int
     seconds: float
     """What it took so far, without what was done for other chunks in between."""
-    fold: Fold | None
     tally: Tally
 
 
@@ -219,12 +218,11 @@ class VectorizedEngine(SequentialEngine):
             worker.draw_ahead()
         with _checked(sites):
             scores, held_out = self._scores(chunk, sites, pool)  # Here it waits for the device.
-        replies = Replies(chunk, sites, jobs, self.federation.layout, transforms)
+        replies = Replies(chunk, sites, jobs, self.federation.layout, transforms, fold)
         replies.prepare(steps.deltas, scores, held_out, self._masked)
-        if fold is not None:
-            replies.fold_ahead(fold, steps.deltas)
+        replies.fold_ahead(steps.deltas)
         seconds += perf_counter() - started
-        self._begun = _Begun(replies, rows, len(chunk), seconds, fold, tally)
+        self._begun = _Begun(replies, rows, len(chunk), seconds, tally)
         return []
 
     def _end(self) -> None:
@@ -235,12 +233,15 @@ class VectorizedEngine(SequentialEngine):
         started = perf_counter()
         replies, rows = begun.replies, begun.rows()  # And here, where no scores are asked for.
         seconds = (begun.seconds + perf_counter() - started) / begun.clients
-        for answer in replies.finish(rows):
-            reply, refusals = answer.reply, answer.refusals
-            self._hold_back(answer.site, reply, refusals)
-            begun.tally.add(reply, refusals, answer.up, answer.down, answer.norms, seconds=seconds)
-        if begun.fold is not None:
-            replies.fold_into(begun.fold, rows)
+        lines = replies.lines(rows)
+        if lines is not None:  # Then no client has anything new to keep either.
+            begun.tally.add_lines(lines, rows.squares, seconds)
+        else:
+            for answer in replies.finish(rows):
+                reply, up, down = answer.reply, answer.up, answer.down
+                self._hold_back(answer.site, reply, answer.refusals)
+                begun.tally.add(reply, answer.refusals, up, down, answer.norms, seconds=seconds)
+        replies.fold_in(rows)
 
     def _take(
         self, chunk: Sequence[Ask], sites: Mapping[str, Site], pool: Pool
@@ -293,10 +294,9 @@ class VectorizedEngine(SequentialEngine):
         for ask in told:
             site = sites[ask.client]
             anchors = anchors_of(ask, site) if ask.lanes else ()
-            jobs += [
-                Job(ask, lane, site, correction_of(ask, lane.slot, site), anchors)
-                for lane in ask.lanes
-            ]
+            for lane in ask.lanes:
+                correction = correction_of(ask, lane.slot, site) if ask.payload else None
+                jobs.append(Job(ask, lane, site, correction, anchors))
         return jobs
 
     def _pool_for(self, sites: Mapping[str, Site]) -> Pool | None:

@@ -10,14 +10,17 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from fmol import rng
 from fmol.data import TensorSamples
 from fmol.engines import VectorizedEngine
 from fmol.engines.pool import Pool, make_pool
-from fmol.engines.schedule import BatchTables, Job, Table
+from fmol.engines.schedule import BatchTables, Job
 from fmol.engines.seam import Ask, LocalConfig
-from fmol.local import batch_table
+from fmol.local import batch_rows
 from fmol.lockstep.seats import Seat, SharedEngine
 from fmol.precision import products
 
@@ -102,7 +105,7 @@ class Stepper(VectorizedEngine):
                     key = f"{place}/{ask.round}/{ask.client}"
                     self._batches.whose[key] = _Whose(seat.engine, ask.round, ask.client)
                     told[id(ask)] = replace(ask, client=key)
-                jobs.append(replace(job, ask=told[id(ask)]))
+                jobs.append(job._replace(ask=told[id(ask)]))
         return jobs, first
 
     def _descend(self, jobs: Sequence[Job], pool: Pool) -> Any:
@@ -168,25 +171,19 @@ class _Batches(BatchTables):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.whose: dict[str, _Whose] = {}
-        self._drawn: dict[Any, Table] = {}
+        self._drawn: dict[Any, NDArray[np.int64]] = {}
 
     def begin(self) -> None:
         super().begin()
         self.whose.clear()
         self._drawn.clear()
 
-    def of(self, client: str, n: int, local: LocalConfig, round: int) -> Table:
+    def of(self, client: str, n: int, local: LocalConfig, round: int) -> NDArray[np.int64]:
         own = self.whose[client]
         key = client, local.steps, local.epochs, local.batch_size
         if key not in self._drawn:
-            self._drawn[key] = batch_table(
-                n,
-                local,
-                seed=own.engine.seed,
-                round=own.round,
-                client=own.client,
-                generator=self._generator,
-            )
+            rng.restart(self._generator, own.engine.seed, "batches", own.round, own.client)
+            self._drawn[key] = batch_rows(n, local, self._generator)
         return self._drawn[key]
 
 
@@ -228,7 +225,7 @@ def _filled(jobs: Sequence[Job], block: _Block) -> list[Job]:
     for _ in range(block.more):
         again = [jobs[place] for place in block.asks[-1]]
         ask = replace(again[0].ask)  # Not the same object, so that it has batches of its own.
-        found += [replace(job, ask=ask) for job in again]
+        found += [job._replace(ask=ask) for job in again]
     return found
 
 
