@@ -54,6 +54,8 @@ class LaneConvolutions(TorchFunctionMode):
             if pooling is not None:
                 own = self._planes and self._pools_planes(*pooling)
                 return _LaneMaxPool2d.apply(*pooling, own)  # type: ignore[no-untyped-call]
+        if func is functional.embedding:
+            return _embedding(*args, **(kwargs or {}))
         if func is functional.group_norm:
             # Batched, it asks how its input lies in memory, which nobody answers for channels last.
             args = (args[0].contiguous(), *args[1:])
@@ -76,6 +78,25 @@ class LaneConvolutions(TorchFunctionMode):
         if not cpu_conv.is_at_hand(library):
             self._say("compiling")
         return cpu_conv.has_library(library)
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """`functional.embedding`, whose gradient knows of padding where it is batched as well."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise NotImplementedError("an embedding with `max_norm` or `scale_grad_by_freq`")
+    found = functional.embedding(input, weight, sparse=sparse)
+    if padding_idx is None:
+        return found
+    pads = input == padding_idx % weight.shape[0]
+    return torch.where(pads[..., None], found.detach(), found)
 
 
 def _conv2d_call(
