@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -258,6 +259,27 @@ def test_what_fails_at_a_client_says_where(engine: str) -> None:
     with pytest.raises(IndexError) as error:
         fit(federation, FSMGDA(local_steps=2, batch_size=10), rounds=1, engine=engine)
     assert "client `c2`" in "".join(error.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 6, 3, padding="same"), nn.Conv2d(4, 6, (3, 5), padding="same", dilation=(1, 2)),
+        nn.Conv2d(4, 6, 3, padding="valid"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error:There is a performance drop")
+def test_convolutions_with_their_padding_in_words_and_means_of_all_pixels(layer: nn.Module) -> None:
+    def images(n: int, generator: torch.Generator, client: int) -> Tensor:
+        return torch.randn(n, 4, 9, 9, generator=generator, dtype=DOUBLE)
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            copy.deepcopy(layer), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)
+        )
+
+    result = both(model, inputs=images)
+    assert result.reports[0].notes == ()
 
 
 def test_a_chunk_that_fails_side_by_side_is_computed_one_by_one() -> None:
