@@ -234,6 +234,36 @@ def test_outputs_that_are_no_plain_nest_of_tensors(kind: Any, n: int) -> None:
     assert f"returns a `{kind.__name__}`" in result.reports[0].notes[0]
 
 
+class Rates(nn.Module):
+    """The second head is a rate, which overflows where inputs are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.a, self.b = nn.Linear(5, 4), nn.Linear(4, 1), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = torch.tanh(self.trunk(x))
+        return {"a": self.a(hidden)[:, 0], "b": torch.exp(self.b(x))[:, 0]}
+
+
+def test_heads_that_a_lane_does_not_use_do_not_break_it() -> None:
+    def outlier(n: int, generator: torch.Generator, client: int) -> Tensor:
+        x = reals(n, generator, client)
+        if client == 1:  # Of either sign, so that the head overflows whatever its weights are.
+            x[-1] = 1e5
+            x[-2] = -1e5
+        return x
+
+    losses = (
+        lambda out, y: (out["a"] - y[:, 0]) ** 2,
+        lambda out, y: out["b"] - y[:, 1] * torch.log(out["b"]),
+    )
+    holders = [("a", "b"), ("a",), ("a",)]
+    result = both(Rates, losses, inputs=outlier, holders=holders)
+    assert not any(report.refused for report in result.reports)
+    assert any("computed again by themselves" in note for note in result.reports[0].notes)
+
+
 def test_one_client_without_numbers_does_not_make_all_others_slow() -> None:
     def broken_first(n: int, generator: torch.Generator, client: int) -> Tensor:
         x = reals(n, generator, client)

@@ -6,7 +6,7 @@ an objective is asked about for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import itemgetter
 from typing import Any
@@ -60,6 +60,8 @@ class Trial:
         self._single = single
         """Objective → why its loss is computed lane by lane."""
         self._apart: dict[tuple[str, str], str] = {}
+        self._partial: set[str] = set()
+        """Objectives whose loss leaves some parameters alone, as other objectives' heads."""
         self._known: set[str] = set()
         self._model_is_fine = False
         self.reason: str | None = None
@@ -68,6 +70,10 @@ class Trial:
     def apart(self, objective: str, function: str) -> str | None:
         """Why a loss or a metric, by its name, is asked client by client in evaluations."""
         return self._apart.get((objective, function))
+
+    def leaves_some(self, objectives: Collection[str]) -> bool:
+        """Whether a lane of these objectives may leave some of the model's outputs unused."""
+        return any(name in self._partial for name in objectives)
 
     def why_not(self, asks: Sequence[Ask], site_of: Callable[[Ask], Site]) -> str | None:
         """Why such asks cannot be batched; None where they can."""
@@ -166,6 +172,8 @@ class Trial:
             )
             starts = torch.stack([ask.x, ask.x * 1.01])
             wanted = [_gradient(site, name, x, n) for x, n in zip(starts, sizes, strict=True)]
+            if any(want is not None and self._leaves_some(model, want) for want in wanted):
+                self._partial.add(name)
             if name not in self._single:
                 try:
                     self._compare(objective, starts, batch, wanted, model)
@@ -175,6 +183,11 @@ class Trial:
                 self._compare(objective, starts, batch, wanted, model)
         if _versions((inputs, targets)) != versions:
             raise _UnfitError(f"the loss of objective `{name}` changes what it is given in place")
+
+    @staticmethod
+    def _leaves_some(model: FlatModel, gradient: Tensor) -> bool:
+        """Whether a gradient `[d]` is zero for some parameter as a whole."""
+        return any(not bool(part.any()) for part in model.layout.split(gradient).values())
 
     def _compare(
         self,

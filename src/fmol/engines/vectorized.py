@@ -26,8 +26,8 @@ from fmol.engines.sequential import SequentialEngine, Tally, say_where
 from fmol.engines.worker import Compile, LaneWorker
 from fmol.evaluation import EVALUATION_BATCH
 from fmol.federation import ClientList, Federation
-from fmol.layout import FlatModel
-from fmol.local import correction_of, local_work
+from fmol.layout import FlatModel, all_finite, squared_norm
+from fmol.local import correction_of, descend, local_work, own_stream, pure_forward
 from fmol.objectives import Objective
 from fmol.precision import Precision, products, step_dtype
 
@@ -39,6 +39,8 @@ MOST_LANES = 4096
 """More at a time win nothing."""
 MOST_SCORED = 4096
 """Samples that are evaluated at a time on a GPU."""
+ENOUGH_BROKEN = 3
+"""After so many lanes that are not finite by themselves either, none is looked at again in a round."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
 MOST_ON_CPU, LARGEST_ON_CPU = 2**27, 2**25
@@ -49,6 +51,7 @@ memory from the system, page by page, and far from any cache."""
 class _Begun(NamedTuple):
     """A chunk whose steps the device was told to take."""
 
+    jobs: list[Job]
     replies: Replies
     rows: Callable[[], Rows]
     clients: int
@@ -119,6 +122,8 @@ class VectorizedEngine(SequentialEngine):
         self._everyone = _pool_of_all(federation, self.device, cache_bytes)
         self._copies: dict[torch.device, Pool] = {}
         self._notes: list[str] = []
+        self._broken_alone = 0
+        """Lanes of this round that were not finite by themselves either."""
         self._most = MOST_LANES
         at_once = max(evaluation_batch, MOST_SCORED if self.device.type == "cuda" else 0)
         self._scorer = Scorer(self._model, at_once, self._warn, self._trial.apart, evaluation_batch)
@@ -149,7 +154,7 @@ class VectorizedEngine(SequentialEngine):
     ) -> tuple[Any, Receipt]:
         started = perf_counter()
         tally = Tally()
-        self._notes = tally.notes
+        self._notes, self._broken_alone = tally.notes, 0
         for worker in self._workers:
             worker.gradients.begin_round()
         asks = sorted(asks, key=lambda ask: ask.client)
@@ -231,7 +236,7 @@ class VectorizedEngine(SequentialEngine):
         replies.prepare(steps.deltas, scores, held_out, self._masked)
         replies.fold_ahead(steps.deltas)
         seconds += perf_counter() - started
-        self._begun = _Begun(replies, rows, len(chunk), seconds, tally)
+        self._begun = _Begun(jobs, replies, rows, len(chunk), seconds, tally)
         return []
 
     def _one_by_one_after(
@@ -259,6 +264,8 @@ class VectorizedEngine(SequentialEngine):
             return
         started = perf_counter()
         replies, rows = begun.replies, begun.rows()  # And here, where no scores are asked for.
+        if not all(rows.finite):
+            rows = self._look_again(begun.jobs, rows)
         seconds = (begun.seconds + perf_counter() - started) / begun.clients
         lines = replies.lines(rows)
         if lines is not None:  # Then no client has anything new to keep either.
@@ -269,6 +276,37 @@ class VectorizedEngine(SequentialEngine):
                 self._hold_back(answer.site, reply, answer.refusals)
                 begun.tally.add(reply, answer.refusals, up, down, answer.norms, seconds=seconds)
         replies.fold_in(rows)
+
+    def _look_again(self, jobs: Sequence[Job], rows: Rows) -> Rows:
+        """The rows with what is finite where a lane is computed by itself.
+
+        Side by side, gradients go back through all outputs, and zero times infinity is no number: a
+        head that a lane has nothing to do with may break it. Once a few are broken by themselves too,
+        the steps are what is wrong, and nothing is looked at again in this round.
+        """
+        moved, finite, squares = list(rows.moved), list(rows.finite), list(rows.squares)
+        again = 0
+        for i, job in enumerate(jobs):
+            if finite[i] or self._broken_alone >= ENOUGH_BROKEN:
+                continue
+            if not self._trial.leaves_some(job.lane.mixture):
+                continue
+            ask, lane, site = job.ask, job.lane, job.site
+            with own_stream(ask, f"lane {lane.slot}", site), pure_forward(site):
+                descent = descend(ask, lane, site)
+            if not all_finite(descent.delta):
+                self._broken_alone += 1
+                continue
+            rows.deltas[i] = descent.delta
+            moved[i], finite[i], squares[i] = descent.moved, True, squared_norm(descent.delta)
+            again += 1
+        if not again:
+            return rows
+        self._say(
+            f"{again} lanes were computed again by themselves: outputs they do not use overflow"
+        )
+        # Another tensor, by which a fold can tell that its sums are not of these rows.
+        return Rows(rows.deltas.view_as(rows.deltas), moved, finite, squares)
 
     def _take(
         self, chunk: Sequence[Ask], sites: Mapping[str, Site], pool: Pool
