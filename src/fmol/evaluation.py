@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from fmol.data import Samples, tree_map
 from fmol.layout import FlatModel
 from fmol.objectives import Objective, WholeSet
 
-__all__ = ["EVALUATION_BATCH", "Score", "batch_mean", "check_mask", "evaluate"]
+__all__ = ["EVALUATION_BATCH", "Score", "batch_mean", "check_mask", "evaluate", "score_of"]
 
 EVALUATION_BATCH = 1024
 """Samples in one forward pass of an evaluation."""
@@ -127,11 +129,32 @@ def evaluate(
     scores: dict[str, dict[str, Score]] = {}
     means = iter(_fetch([mean for tally in tallies.values() for mean, _ in tally.parts]))
     for (objective, name), tally in tallies.items():
-        total = sum(next(means) * count for _, count in tally.parts)
-        seen = sum(count for _, count in tally.parts)
-        score = Score(total / seen if seen else float("nan"), seen)
-        scores.setdefault(objective, {})[name] = score
+        scores.setdefault(objective, {})[name] = tally.score(islice(means, len(tally.parts)))
     return scores
+
+
+@torch.no_grad()
+def score_of(
+    function: Callable[[Any, Any], Any],
+    outputs: Any,
+    targets: Any,
+    size: int,
+    batch_size: int,
+    what: str,
+) -> Score:
+    """What `evaluate` gives for one loss or metric, of outputs that are there already."""
+    tally = _Tally(isinstance(function, WholeSet))
+    value: Any = None
+    start = stop = 0
+    while stop < size and not tally.whole_set:
+        start, stop = stop, min(stop + batch_size, size)
+        value = function(*tree_map(itemgetter(slice(start, stop)), (outputs, targets)))
+        tally.add(value, stop - start, what)
+    if tally.whole_set:
+        if stop - start < size:
+            value = function(outputs, targets)
+        tally.set(_number(value, what), size)
+    return tally.score(_fetch([mean for mean, _ in tally.parts]))
 
 
 def _fetch(means: Sequence[Tensor]) -> list[float]:
@@ -162,6 +185,12 @@ class _Tally:
                 )
         mean, count = batch_mean(_double(value), size, what)
         self.parts.append((mean.double(), count))
+
+    def score(self, means: Iterable[float]) -> Score:
+        """The mean over all samples, from those of the batches."""
+        counts = [count for _, count in self.parts]
+        total = sum(mean * count for mean, count in zip(means, counts, strict=True))
+        return Score(total / sum(counts) if sum(counts) else float("nan"), sum(counts))
 
     def set(self, value: float, count: int) -> None:
         self.parts = [(torch.tensor(value, dtype=torch.float64), count)]

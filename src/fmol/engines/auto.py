@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from fmol import rng
+from fmol.engines.gradients import first_line
+from fmol.engines.probe import BROKEN
 from fmol.engines.seam import Ask, Fold, Receipt, Transform, Work
 from fmol.engines.sequential import SequentialEngine, say_where
 from fmol.engines.vectorized import VectorizedEngine
@@ -122,7 +124,13 @@ class AutoEngine(VectorizedEngine):
         if size > MOST_PARAMETERS:
             self._settle("sequential")
             return f"engine sequential: steps of {size} parameters are bound by memory"
-        apart, together, lanes = self._time(asks)
+        try:
+            apart, together, lanes = self._time(asks)
+        except BROKEN as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._settle("sequential")
+            return f"engine sequential: steps side by side failed ({first_line(error)})"
         told = (
             f"a lane's step takes {1e3 * apart:.2f} ms by itself and {1e3 * together:.2f} ms beside "
             f"{lanes - 1} others"

@@ -54,6 +54,11 @@ class LaneConvolutions(TorchFunctionMode):
             if pooling is not None:
                 own = self._planes and self._pools_planes(*pooling)
                 return _LaneMaxPool2d.apply(*pooling, own)  # type: ignore[no-untyped-call]
+        if func is functional.embedding:
+            return _embedding(*args, **(kwargs or {}))
+        if func is functional.adaptive_avg_pool2d and _is_of_all(*args, **(kwargs or {})):
+            # Where channels come last torch makes it of strides, which `vmap` takes lane by lane.
+            return args[0].mean((-2, -1), keepdim=True)
         if func is functional.group_norm:
             # Batched, it asks how its input lies in memory, which nobody answers for channels last.
             args = (args[0].contiguous(), *args[1:])
@@ -78,6 +83,25 @@ class LaneConvolutions(TorchFunctionMode):
         return cpu_conv.has_library(library)
 
 
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """`functional.embedding`, whose gradient knows of padding where it is batched as well."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise NotImplementedError("an embedding with `max_norm` or `scale_grad_by_freq`")
+    found = functional.embedding(input, weight, sparse=sparse)
+    if padding_idx is None:
+        return found
+    pads = input == padding_idx % weight.shape[0]
+    return torch.where(pads[..., None], found.detach(), found)
+
+
 def _conv2d_call(
     input: Tensor,
     weight: Tensor,
@@ -88,7 +112,9 @@ def _conv2d_call(
     groups: int = 1,
 ) -> tuple[Any, ...] | None:
     """The arguments of a convolution that can be written as one product per lane, else None."""
-    if groups != 1 or isinstance(padding, str) or input.dim() != 4:
+    if isinstance(padding, str):
+        padding = _padding_called(padding, weight.shape[2:], _pair(dilation))
+    if groups != 1 or padding is None or input.dim() != 4:
         return None
     kind = input.device.type
     if torch.is_autocast_enabled(kind):  # Which would have narrowed them, had it been asked.
@@ -96,6 +122,23 @@ def _conv2d_call(
         input, weight = input.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     return input, weight, bias, _pair(stride), _pair(padding), _pair(dilation)
+
+
+def _padding_called(
+    name: str, kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...] | None:
+    """What "valid" or "same" is in numbers; None where it is not the same on both sides.
+
+    >>> _padding_called("same", (3, 5), (1, 2)), _padding_called("same", (2, 3), (1, 1))
+    ((1, 4), None)
+    """
+    wide = [0 if name == "valid" else d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    return None if any(each % 2 for each in wide) else tuple(each // 2 for each in wide)
+
+
+def _is_of_all(input: Tensor, output_size: Any) -> bool:
+    """Whether an adaptive pooling leaves one pixel of each channel."""
+    return output_size == 1 or tuple(_pair(output_size)) == (1, 1)
 
 
 def _max_pool2d_call(

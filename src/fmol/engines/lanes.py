@@ -31,7 +31,6 @@ __all__ = [
     "LaneModel",
     "NotBatchedError",
     "Pull",
-    "batch_dependent",
     "outputs_of",
     "pull_losses",
 ]
@@ -252,23 +251,3 @@ def _losses_one_by_one(
     stacked = torch.stack(means)
     labelled = torch.tensor(counts, device=stacked.device) > 0 if masks else None
     return stacked, labelled, masks
-
-
-def batch_dependent(model: FlatModel, inputs: Any) -> bool:
-    """Whether what the module says of a sample depends on the others in its batch.
-
-    Told in evaluation mode from a few samples, by giving the first half of them alone.
-    """
-    size = tree_leaves(inputs)[0].shape[0]
-    half = max(1, size // 2)
-    with model.mode(training=False), torch.no_grad():
-        together = tree_leaves(model(inputs))
-        alone = tree_leaves(model(tree_map(itemgetter(slice(half)), inputs)))
-    return any(
-        a.shape[:1] != (half,) or b.shape[:1] != (size,) or not _close(a, b[:half])
-        for a, b in zip(alone, together, strict=True)
-    ) or any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.module.modules())
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True))

@@ -14,7 +14,7 @@ from torch import Tensor
 from fmol.data import Samples, tree_map
 from fmol.engines.convolutions import LaneConvolutions
 from fmol.engines.pool import Pool, make_pool
-from fmol.evaluation import Score, batch_mean, check_mask, evaluate
+from fmol.evaluation import Score, check_mask, evaluate, score_of
 from fmol.layout import FlatModel
 from fmol.objectives import Objective, WholeSet
 
@@ -29,8 +29,18 @@ class Scorer:
     """Scores many clients at the model's `x`; half as many samples at a time where memory runs out,
     which `warn` is told."""
 
-    def __init__(self, model: FlatModel, batch_size: int, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        model: FlatModel,
+        batch_size: int,
+        warn: Callable[[str], None],
+        apart: Callable[[str, str], str | None],
+        set_size: int,
+    ) -> None:
         self._model, self._batch_size, self._warn = model, batch_size, warn
+        self._apart, self._set_size = apart, set_size
+        """Why a function of an objective, `"loss"` or a metric, is asked client by client, if so; and
+        about how many samples at a time it is then."""
 
     def held_out(
         self, own: Mapping[str, Samples], wanted: Mapping[str, Sequence[Objective]]
@@ -80,9 +90,13 @@ class Scorer:
             functions |= objective.metrics if metrics else {}
             for name, function in functions.items():
                 what = f"the {name} of objective `{objective.name}`"
-                found.append(
-                    (objective.name, name, holders, _values(function, mine, lengths, what))
+                by_client = self._apart(objective.name, name) is not None
+                values = (
+                    _client_by_client(function, mine, lengths, what, self._set_size)
+                    if by_client
+                    else _values(function, mine, lengths, what)
                 )
+                found.append((objective.name, name, holders, values))
         # One transfer for all: each waits for the device.
         tables = [values.reshape(-1) for *_, values in found if isinstance(values, Tensor)]
         numbers = iter(torch.cat(tables).tolist() if tables else ())
@@ -164,13 +178,21 @@ def _values(
             if valid is not None:
                 check_mask(valid, what)
             return _sums(values, valid, lengths)
+    return _client_by_client(function, mine, lengths, what, max(lengths))
+
+
+def _client_by_client(
+    function: Callable[[Any, Any], Any],
+    mine: tuple[Any, Any],
+    lengths: Sequence[int],
+    what: str,
+    most: int,
+) -> list[Score]:
+    """Each client's score, by what the function says of its samples alone, `most` at a time."""
     scores, start = [], 0
     for length in lengths:
         outputs, targets = tree_map(lambda leaf, a=start, n=length: leaf[a : a + n], mine)  # type: ignore[misc]
-        with torch.no_grad():
-            value = function(outputs, targets)
-        mean, count = batch_mean(value, length, what)
-        scores.append(Score(float(mean), count) if count else Score(float("nan"), 0))
+        scores.append(score_of(function, outputs, targets, length, most, what))
         start += length
     return scores
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -15,10 +14,10 @@ from torch import Tensor
 from fmol import rng
 from fmol.anchors import anchored_layers, anchors_of
 from fmol.data import Samples, TensorSamples, as_samples, is_lazy
-from fmol.engines.gradients import LaneGradients
+from fmol.engines.gradients import LaneGradients, first_line
 from fmol.engines.memory import free_memory
 from fmol.engines.pool import Pool, make_pool
-from fmol.engines.probe import lane_bytes, why_not_batched
+from fmol.engines.probe import BROKEN, Trial, lane_bytes
 from fmol.engines.replies import Replies, Rows, Steps
 from fmol.engines.schedule import Job
 from fmol.engines.scores import Scorer, Scores
@@ -27,8 +26,8 @@ from fmol.engines.sequential import SequentialEngine, Tally, say_where
 from fmol.engines.worker import Compile, LaneWorker
 from fmol.evaluation import EVALUATION_BATCH
 from fmol.federation import ClientList, Federation
-from fmol.layout import FlatModel
-from fmol.local import check_site, correction_of, local_work
+from fmol.layout import FlatModel, all_finite, squared_norm
+from fmol.local import correction_of, descend, local_work, own_stream, pure_forward
 from fmol.objectives import Objective
 from fmol.precision import Precision, products, step_dtype
 
@@ -40,6 +39,8 @@ MOST_LANES = 4096
 """More at a time win nothing."""
 MOST_SCORED = 4096
 """Samples that are evaluated at a time on a GPU."""
+ENOUGH_BROKEN = 3
+"""After so many lanes that are not finite by themselves either, none is looked at again in a round."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
 MOST_ON_CPU, LARGEST_ON_CPU = 2**27, 2**25
@@ -50,6 +51,7 @@ memory from the system, page by page, and far from any cache."""
 class _Begun(NamedTuple):
     """A chunk whose steps the device was told to take."""
 
+    jobs: list[Job]
     replies: Replies
     rows: Callable[[], Rows]
     clients: int
@@ -114,16 +116,17 @@ class VectorizedEngine(SequentialEngine):
         self._lanes_in_flight = lanes_in_flight
         self._limits: dict[tuple[int, ...], int] = {}
         """Shape of a step → how many lanes of it fit into memory."""
-        self._reasons: dict[bool, str | None] = {}
-        """With lanes or without → why clients are computed one by one, None where they are not."""
         self._single_losses: dict[str, str] = {}
         """Objective → why its loss is computed lane by lane."""
+        self._trial = Trial(self._gradients, self._single_losses)
         self._everyone = _pool_of_all(federation, self.device, cache_bytes)
         self._copies: dict[torch.device, Pool] = {}
         self._notes: list[str] = []
+        self._broken_alone = 0
+        """Lanes of this round that were not finite by themselves either."""
         self._most = MOST_LANES
         at_once = max(evaluation_batch, MOST_SCORED if self.device.type == "cuda" else 0)
-        self._scorer = Scorer(self._model, at_once, self._warn)
+        self._scorer = Scorer(self._model, at_once, self._warn, self._trial.apart, evaluation_batch)
         self._begun: _Begun | None = None
         """The chunk that is still to be let in."""
         # A CPU is done with a chunk when it has been told of it: nothing goes on beside the next one.
@@ -151,7 +154,7 @@ class VectorizedEngine(SequentialEngine):
     ) -> tuple[Any, Receipt]:
         started = perf_counter()
         tally = Tally()
-        self._notes = tally.notes
+        self._notes, self._broken_alone = tally.notes, 0
         for worker in self._workers:
             worker.gradients.begin_round()
         asks = sorted(asks, key=lambda ask: ask.client)
@@ -204,7 +207,13 @@ class VectorizedEngine(SequentialEngine):
             self._one_by_one(chunk, fold, work, transforms, tally)
             return []
         started = perf_counter()
-        taken = self._take(chunk, sites, pool)
+        try:
+            taken = self._take(chunk, sites, pool)
+        except BROKEN as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._one_by_one_after(error, chunk, fold, work, transforms, tally)
+            return []
         if taken is None:
             return self._make_room(chunk)
         jobs, steps = taken
@@ -216,14 +225,37 @@ class VectorizedEngine(SequentialEngine):
         started = perf_counter()
         for worker in self._workers:
             worker.draw_ahead()
-        with _checked(sites):
+        try:
             scores, held_out = self._scores(chunk, sites, pool)  # Here it waits for the device.
+        except BROKEN as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._one_by_one_after(error, chunk, fold, work, transforms, tally)
+            return []
         replies = Replies(chunk, sites, jobs, self.federation.layout, transforms, fold)
         replies.prepare(steps.deltas, scores, held_out, self._masked)
         replies.fold_ahead(steps.deltas)
         seconds += perf_counter() - started
-        self._begun = _Begun(replies, rows, len(chunk), seconds, tally)
+        self._begun = _Begun(jobs, replies, rows, len(chunk), seconds, tally)
         return []
+
+    def _one_by_one_after(
+        self,
+        error: BaseException,
+        chunk: list[Ask],
+        fold: Fold | None,
+        work: Work | None,
+        transforms: Sequence[Transform],
+        tally: Tally,
+    ) -> None:
+        """Carries out a chunk in which something failed: alone, a client fails with words of its own,
+        or not at all, where it was only batching that failed."""
+        self._end()
+        self._one_by_one(chunk, fold, work, transforms, tally)
+        tally.notes.append(
+            f"{len(chunk)} clients were computed one by one, since side by side they failed "
+            f"({first_line(error)})"
+        )
 
     def _end(self) -> None:
         """Lets in what the chunk before came to, if there is one; the device may still compute it."""
@@ -232,6 +264,8 @@ class VectorizedEngine(SequentialEngine):
             return
         started = perf_counter()
         replies, rows = begun.replies, begun.rows()  # And here, where no scores are asked for.
+        if not all(rows.finite):
+            rows = self._look_again(begun.jobs, rows)
         seconds = (begun.seconds + perf_counter() - started) / begun.clients
         lines = replies.lines(rows)
         if lines is not None:  # Then no client has anything new to keep either.
@@ -243,14 +277,44 @@ class VectorizedEngine(SequentialEngine):
                 begun.tally.add(reply, answer.refusals, up, down, answer.norms, seconds=seconds)
         replies.fold_in(rows)
 
+    def _look_again(self, jobs: Sequence[Job], rows: Rows) -> Rows:
+        """The rows with what is finite where a lane is computed by itself.
+
+        Side by side, gradients go back through all outputs, and zero times infinity is no number: a
+        head that a lane has nothing to do with may break it. Once a few are broken by themselves too,
+        the steps are what is wrong, and nothing is looked at again in this round.
+        """
+        moved, finite, squares = list(rows.moved), list(rows.finite), list(rows.squares)
+        again = 0
+        for i, job in enumerate(jobs):
+            if finite[i] or self._broken_alone >= ENOUGH_BROKEN:
+                continue
+            if not self._trial.leaves_some(job.lane.mixture):
+                continue
+            ask, lane, site = job.ask, job.lane, job.site
+            with own_stream(ask, f"lane {lane.slot}", site), pure_forward(site):
+                descent = descend(ask, lane, site)
+            if not all_finite(descent.delta):
+                self._broken_alone += 1
+                continue
+            rows.deltas[i] = descent.delta
+            moved[i], finite[i], squares[i] = descent.moved, True, squared_norm(descent.delta)
+            again += 1
+        if not again:
+            return rows
+        self._say(
+            f"{again} lanes were computed again by themselves: outputs they do not use overflow"
+        )
+        # Another tensor, by which a fold can tell that its sums are not of these rows.
+        return Rows(rows.deltas.view_as(rows.deltas), moved, finite, squares)
+
     def _take(
         self, chunk: Sequence[Ask], sites: Mapping[str, Site], pool: Pool
     ) -> tuple[list[Job], Steps] | None:
         """The lanes of a chunk, and their steps; None where memory ran out and less may be tried."""
         try:
-            with _checked(sites):
-                jobs = self._jobs(chunk, sites)
-                return jobs, self._descend(jobs, pool)
+            jobs = self._jobs(chunk, sites)
+            return jobs, self._descend(jobs, pool)
         except torch.OutOfMemoryError:
             if self._begun is None and len(chunk) == 1:
                 raise
@@ -320,20 +384,13 @@ class VectorizedEngine(SequentialEngine):
             return f"`{getattr(work, '__name__', type(work).__name__)}` is not the usual work"
         if not asks:
             return None
-        first = next((ask for ask in asks if ask.lanes), asks[0])
-        if bool(first.lanes) not in self._reasons:
-            reason = self._probe(first)
-            self._reasons[bool(first.lanes)] = reason
-            if reason is not None:
-                logger.info("clients are computed one by one: %s", reason)
-        return self._reasons[bool(first.lanes)]
-
-    def _probe(self, ask: Ask) -> str | None:
-        site = self._site_of(ask)
+        known = self._trial.reason
         with products("fp32", self.device):  # What is rounded would hide what is different.
-            reason = why_not_batched(ask, site, self._gradients, self._single_losses)
+            reason = self._trial.why_not(asks, self._site_of)
         for worker in self._workers:
             worker.single_losses = bool(self._single_losses)
+        if reason is not None and reason != known:
+            logger.info("clients are computed one by one: %s", reason)
         return reason
 
     def _loss_is_batched(self, objective: str) -> bool:
@@ -488,17 +545,6 @@ class VectorizedEngine(SequentialEngine):
             self._notes.append("held-out data that are not alike were evaluated client by client")
             scores = self._scorer.one_by_one(own, wanted)
         return scores
-
-
-@contextmanager
-def _checked(sites: Mapping[str, Site]) -> Iterator[None]:
-    """Where something fails within it, says so if it is because of the data of one of these clients."""
-    try:
-        yield
-    except RuntimeError as error:
-        for site in sites.values():
-            check_site(error, site)
-        raise
 
 
 def _pool_of_all(federation: Federation, device: torch.device, most: int) -> Pool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from fmol import rng
 from fmol.data import TensorSamples
 from fmol.engines import VectorizedEngine
 from fmol.engines.pool import Pool, make_pool
+from fmol.engines.probe import BROKEN
 from fmol.engines.schedule import BatchTables, Job
 from fmol.engines.seam import Ask, LocalConfig
 from fmol.local import batch_rows
@@ -25,6 +27,8 @@ from fmol.lockstep.seats import Seat, SharedEngine
 from fmol.precision import products
 
 __all__ = ["Stepper"]
+
+logger = logging.getLogger("fmol")
 
 BLOCK, BLOCK_ON = 128, ("cuda",)
 """How many lanes are stepped at a time, and on what. When runs end there are fewer lanes, and what was
@@ -74,7 +78,14 @@ class Stepper(VectorizedEngine):
             self._most = allowed = min(most, self._least)
             for worker in self._workers:
                 worker.lane_bytes = each
-            steps = self._descend(jobs, pool)
+            try:
+                steps = self._descend(jobs, pool)
+            except BROKEN as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                # Each run takes its own, then, and fails with words of its own or not at all.
+                logger.info("lanes of several runs failed side by side: %s", error)
+                return
         if self._most < allowed:  # Memory ran out, and is no more in the next round.
             self._least = self._most
         if self.device.type == "cuda":
