@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fmol import rng
 from fmol.data import tree_leaves, tree_map
 from fmol.engines.gradients import LaneGradients, first_line
-from fmol.engines.lanes import Batch, Pull
-from fmol.engines.pool import make_pool
+from fmol.engines.lanes import Batch, NotBatchedError, Pull, pull_losses
+from fmol.engines.pool import Pool, make_pool
 from fmol.engines.schedule import pulls_of
-from fmol.engines.seam import Ask, LocalConfig, Site
+from fmol.engines.seam import Ask, Lane, LocalConfig, Site
 from fmol.engines.trajectories import LaneSteps
 from fmol.layout import FlatModel
 from fmol.local import mixture_loss, pure_forward
@@ -61,9 +61,9 @@ class Trial:
         """Objective → why its loss is computed lane by lane."""
         self._apart: dict[tuple[str, str], str] = {}
         self._partial: set[str] = set()
-        """Objectives whose loss leaves some parameters alone, as other objectives' heads."""
+        """Objectives whose loss leaves some outputs alone, as those of other objectives' heads."""
         self._known: set[str] = set()
-        self._model_is_fine = False
+        self._outputs_are_fine = self._gradients_are_fine = False
         self.reason: str | None = None
         """Why nothing is batched, once it is known; None where it is, or nothing is known yet."""
 
@@ -79,10 +79,11 @@ class Trial:
         """Why such asks cannot be batched; None where they can."""
         if self.reason is None:
             try:
-                if not self._model_is_fine:
-                    self._try_model(asks, site_of)
-                    self._model_is_fine = True
+                if not self._outputs_are_fine:
+                    self._try_outputs(asks, site_of)
                 self._try_objectives(asks, site_of)
+                if not self._gradients_are_fine:
+                    self._try_gradients(asks, site_of)
             except NoNumbersError as error:
                 return str(error)  # The next round may have other clients.
             except BROKEN as error:
@@ -93,13 +94,12 @@ class Trial:
 
     # ---- the model ---------------------------------------------------------------------------
 
-    def _try_model(self, asks: Sequence[Ask], site_of: Callable[[Ask], Site]) -> None:
+    def _try_outputs(self, asks: Sequence[Ask], site_of: Callable[[Ask], Site]) -> None:
+        """Raises where what the module returns cannot be taken apart by samples."""
         sites = [site_of(ask) for ask in asks[:CLIENTS]]
         pool = make_pool([ask.client for ask in asks[:CLIENTS]], [each.samples for each in sites])
         if pool is None:
-            pool = make_pool([asks[0].client], [sites[0].samples])
-        if pool is None:
-            raise _UnfitError("the clients' data are not tensors in memory")
+            pool = _pool_of(asks[0], sites[0])
         site, model = sites[0], sites[0].model
         model.load(asks[0].x)
         # Copies, since a model may write to what it is given; of several clients, who may have one
@@ -112,6 +112,39 @@ class Trial:
                     _check_outputs(model, inputs, site, drawn=training)
         if _versions(inputs) != versions:
             raise _UnfitError("the model changes its inputs in place")
+        self._outputs_are_fine = True
+
+    def _try_gradients(self, asks: Sequence[Ask], site_of: Callable[[Ask], Site]) -> None:
+        """Raises where gradients of two lanes side by side are not those of each by itself."""
+        told: NoNumbersError | None = None
+        for ask, site in _several_first([(ask, site_of(ask)) for ask in asks[:CLIENTS]]):
+            names = dict.fromkeys([*(n for lane in ask.lanes for n in lane.mixture), *ask.evaluate])
+            lanes = ask.lanes or tuple(Lane(name, {name: 1.0}) for name in names)
+            if not lanes:
+                continue
+            try:
+                with _tried(site):
+                    self._try_lanes((lanes[0], lanes[-1]), ask, site)
+            except NoNumbersError as error:
+                told = told or error
+                continue
+            self._gradients_are_fine = True
+            return
+        if told is not None:
+            raise told
+
+    def _try_lanes(self, lanes: tuple[Lane, Lane], ask: Ask, site: Site) -> None:
+        model = site.model
+        inputs, targets = _copy(_pool_of(ask, site).span(0, SAMPLES))
+        batch = _padded(inputs, targets, model.x.device)
+        starts = torch.stack([ask.x, ask.x * 1.01])
+        with model.mode(training=False):
+            found, _ = self._gradients(starts, pulls_of(lanes, site), batch)
+            for lane, start, size, mine in zip(lanes, starts, batch.sizes, found, strict=True):
+                model.load(start)
+                loss = mixture_loss(site, lane.mixture, torch.arange(size), set())
+                if loss is not None:
+                    _compare(mine, model.gradient(loss), model, ask)
 
     # ---- losses and metrics ------------------------------------------------------------------
 
@@ -129,19 +162,23 @@ class Trial:
             for name in {*ask.evaluate, *(n for lane in ask.lanes for n in lane.mixture)}:
                 if name not in self._known and len(holders.setdefault(name, [])) < CLIENTS:
                     holders[name].append(ask)
+        seen: dict[str, tuple[Any, Any]] = {}
         for name in sorted(holders):
-            self._try_at_some(name, holders[name], site_of)
+            self._try_at_some(name, [(ask, site_of(ask)) for ask in holders[name]], seen)
             self._known.add(name)
 
-    def _try_at_some(self, name: str, asks: Sequence[Ask], site_of: Callable[[Ask], Site]) -> None:
-        """Tries an objective at the first of some clients that can tell; at those with several samples
-        before the others."""
-        sites = [(ask, site_of(ask)) for ask in asks]
-        sites.sort(key=lambda pair: len(pair[1].samples) < 2)
+    def _try_at_some(
+        self, name: str, sites: Sequence[tuple[Ask, Site]], seen: dict[str, tuple[Any, Any]]
+    ) -> None:
+        """Tries an objective at the first of some clients that can tell; `seen` has what the model said
+        of those that were looked at."""
         told: NoNumbersError | None = None
-        for ask, site in sites:
+        for ask, site in _several_first(sites):
+            if ask.client not in seen:
+                with _tried(site):
+                    seen[ask.client] = _seen(ask, site)
             try:
-                self._try_objective(name, ask, site)
+                self._try_objective(site.objectives[name], *seen[ask.client], ask, site)
             except NoNumbersError as error:
                 told = told or error
                 continue
@@ -149,79 +186,48 @@ class Trial:
         if told is not None:
             raise told
 
-    def _try_objective(self, name: str, ask: Ask, site: Site) -> None:
-        """Raises where gradients of two lanes side by side are not those of each by itself."""
-        model, objective = site.model, site.objectives[name]
-        pool = make_pool([ask.client], [site.samples])
-        if pool is None:
-            raise _UnfitError("the clients' data are not tensors in memory")
-        count = min(SAMPLES, pool.total)
-        inputs, targets = _copy(pool.span(0, count))
-        versions = _versions((inputs, targets))
+    def _try_objective(
+        self, objective: Objective, outputs: Any, targets: Any, ask: Ask, site: Site
+    ) -> None:
+        """Finds out how a loss and metrics may be asked about several lanes and clients; from the
+        `outputs` of two lanes `[2, B, …]` for the same samples.
+
+        That the gradient goes on rightly from there is the model's part.
+        """
+        name, model = objective.name, site.model
+        targets = _copy(targets)
+        versions = _versions(targets)
         with _tried(site):
-            model.load(ask.x)
-            self._try_functions(objective, model, inputs, targets)
-            # The second lane has fewer samples of its own than there is room for.
-            sizes = (count, max(1, count - 1))
-            own = torch.arange(count) < torch.tensor(sizes)[:, None]
-            batch = Batch(
-                _repeat(inputs),
-                _repeat(targets),
-                sizes,
-                None if count == 1 else own.to(model.x.device),
-            )
-            starts = torch.stack([ask.x, ask.x * 1.01])
-            wanted = [_gradient(site, name, x, n) for x, n in zip(starts, sizes, strict=True)]
-            if any(want is not None and self._leaves_some(model, want) for want in wanted):
+            self._try_functions(objective, tree_map(itemgetter(0), outputs), targets)
+            batch = _padded(targets, targets, model.x.device)
+            outputs = tree_map(lambda leaf: leaf.detach().requires_grad_(), outputs)
+            pull = Pull(objective, (0, 1), (1.0, 1.0))
+            wanted = _slopes(pull, outputs, batch, batched=False)
+            columns = [slope.flatten(0, 1).reshape(slope.shape[:2].numel(), -1) for slope in wanted]
+            if any(not bool(slope.any(0).all()) for slope in columns):
                 self._partial.add(name)
             if name not in self._single:
                 try:
-                    self._compare(objective, starts, batch, wanted, model)
+                    for mine, want in zip(
+                        _slopes(pull, outputs, batch, batched=True), wanted, strict=True
+                    ):
+                        _compare(mine, want, model, ask)
+                except NotBatchedError:
+                    pass  # One number for sets of different sizes: told apart where they are taken.
+                except NoNumbersError:
+                    raise
                 except BROKEN as error:
                     self._single[name] = first_line(error)
-            if name in self._single:
-                self._compare(objective, starts, batch, wanted, model)
-        if _versions((inputs, targets)) != versions:
+        if _versions(targets) != versions:
             raise _UnfitError(f"the loss of objective `{name}` changes what it is given in place")
 
-    @staticmethod
-    def _leaves_some(model: FlatModel, gradient: Tensor) -> bool:
-        """Whether a gradient `[d]` is zero for some parameter as a whole."""
-        return any(not bool(part.any()) for part in model.layout.split(gradient).values())
-
-    def _compare(
-        self,
-        objective: Objective,
-        starts: Tensor,
-        batch: Batch,
-        wanted: Sequence[Tensor | None],
-        model: FlatModel,
-    ) -> None:
-        pull = Pull(objective, (0, 1), (1.0, 1.0))
-        # Where products are rounded, the two ways round differently.
-        allowed = 0.1 if model.step_dtype is not None else 1e-3
-        with model.mode(training=False):
-            found, _ = self._gradients(starts, [pull], batch)
-        for mine, want in zip(found, wanted, strict=True):
-            if want is None:
-                continue
-            off = float((mine - want).norm())
-            if not off <= allowed * float(want.norm()) + 1e-9:
-                raise ValueError(f"its gradients come out otherwise, by {off:.1e}")
-
     @torch.no_grad()
-    def _try_functions(
-        self, objective: Objective, model: FlatModel, inputs: Any, targets: Any
-    ) -> None:
+    def _try_functions(self, objective: Objective, outputs: Any, targets: Any) -> None:
         """Finds the losses and metrics that say of a sample what depends on the others."""
-        size = tree_leaves(inputs)[0].shape[0]
-        if size < 2:
-            return
+        size = tree_leaves(targets)[0].shape[0]
         half = size // 2
-        with model.mode(training=False):
-            outputs = model(inputs)
         for name, function in {"loss": objective.loss, **objective.metrics}.items():
-            if isinstance(function, WholeSet):
+            if isinstance(function, WholeSet) or size < 2:
                 continue
             try:
                 whole = _values(function(outputs, targets), size)
@@ -241,6 +247,70 @@ class Trial:
                 self._apart[objective.name, name] = why
                 if name == "loss":
                     self._single.setdefault(objective.name, why)
+
+
+def _pool_of(ask: Ask, site: Site) -> Pool:
+    """A client's samples; raises where they are not tensors."""
+    pool = make_pool([ask.client], [site.samples])
+    if pool is None:
+        raise _UnfitError("the clients' data are not tensors in memory")
+    return pool
+
+
+def _several_first(sites: Sequence[tuple[Ask, Site]]) -> list[tuple[Ask, Site]]:
+    """Those with several samples before the others: of one alone nothing depends."""
+    return sorted(sites, key=lambda pair: len(pair[1].samples) < 2)
+
+
+def _seen(ask: Ask, site: Site) -> tuple[Any, Any]:
+    """What the model says of a client's first samples at two starts, `[2, B, …]`, and their targets."""
+    model = site.model
+    inputs, targets = _copy(_pool_of(ask, site).span(0, SAMPLES))
+    outputs = []
+    with model.mode(training=False), torch.no_grad():
+        for start in (ask.x, ask.x * 1.01):
+            model.load(start)
+            outputs.append(model(inputs))
+    leaves = [tree_flatten(each)[0] for each in outputs]
+    stacked = [torch.stack(pair) for pair in zip(*leaves, strict=True)]
+    return tree_unflatten(stacked, tree_flatten(outputs[0])[1]), targets
+
+
+def _padded(inputs: Any, targets: Any, device: torch.device) -> Batch:
+    """The same samples for two lanes, of which the second has fewer of its own than there is room."""
+    count = tree_leaves(inputs)[0].shape[0]
+    sizes = (count, max(1, count - 1))
+    own = torch.arange(count) < torch.tensor(sizes)[:, None]
+    return Batch(_repeat(inputs), _repeat(targets), sizes, None if count == 1 else own.to(device))
+
+
+def _slopes(pull: Pull, outputs: Any, batch: Batch, *, batched: bool) -> list[Tensor]:
+    """The gradient of the sum of two lanes' losses with respect to each of their outputs."""
+    means, labelled, _ = pull_losses(pull, outputs, batch, batched=batched)
+    if labelled is not None:
+        means = torch.where(labelled, means, 0)
+    leaves = [leaf for leaf in tree_leaves(outputs) if leaf.is_floating_point()]
+    if not means.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    slopes = torch.autograd.grad(means.sum(), leaves, allow_unused=True)
+    return [
+        torch.zeros_like(leaf) if slope is None else slope
+        for leaf, slope in zip(leaves, slopes, strict=True)
+    ]
+
+
+def _compare(mine: Tensor, want: Tensor, model: FlatModel, ask: Ask) -> None:
+    """Raises where one gradient is not the other, to rounding."""
+    if not bool(want.isfinite().all()):
+        raise NoNumbersError(
+            f"gradients of client `{ask.client}` are not finite, so that ways to compute them cannot "
+            "be compared"
+        )
+    # Where products are rounded, the two ways round differently.
+    allowed = 0.1 if model.step_dtype is not None else 1e-3
+    off = float((mine - want).norm())
+    if not off <= allowed * float(want.norm()) + 1e-9:
+        raise ValueError(f"its gradients come out otherwise, by {off:.1e}")
 
 
 class _UnfitError(Exception):
@@ -333,23 +403,6 @@ def _tried(site: Site) -> Iterator[None]:
     """Within it randomness is the probe's own, and nothing is left of what was computed."""
     with rng.torch_stream(site.model.x.device, site.seed, "model", "probe"):
         yield
-
-
-def _gradient(site: Site, name: str, x: Tensor, count: int) -> Tensor | None:
-    """The gradient `[d]` of an objective on a client's first samples; None where none has a label."""
-    model = site.model
-    model.load(x)
-    with model.mode(training=False):
-        loss = mixture_loss(site, {name: 1.0}, torch.arange(count), set())
-        if loss is None:
-            return None
-        want = model.gradient(loss)
-    if not bool(want.isfinite().all()):
-        raise NoNumbersError(
-            f"gradients of client `{site.client.id}` are not finite, so that ways to compute them "
-            "cannot be compared"
-        )
-    return want
 
 
 def _values(value: Any, size: int) -> Tensor | None:
