@@ -20,9 +20,12 @@ STALL_ROUNDS = 10
 STALL_WEIGHT = 0.9
 STALL_LENGTH = 0.1
 STALL_PROGRESS = 0.01
+CAUSE_CHANGES = 1.5
+"""How many times as much the other cause must tell before a stall's is another than it was."""
 REFUSED_ROUNDS = 3
 STARVATION_ROUNDS = 20
 STARVATION_WEIGHT = 1e-3
+STARVATION_RISE = 0.01
 
 
 @dataclass(frozen=True)
@@ -100,18 +103,10 @@ def _stall(
     ]
     if not stuck:
         return None
-    others = _others(now, name)
-    # ρ_s turns the mean's length back into that of the clients' own updates.
-    own = now.delta_norms[name] * now.spread.get(name, 1.0) ** 0.5
-    theirs = median(now.delta_norms[o] * now.spread.get(o, 1.0) ** 0.5 for o in others)
-    cause = "solved" if own < STALL_LENGTH * theirs else "cancelled"
-    because = (
-        "its clients' own updates are tiny: it is solved"
-        if cause == "solved"
-        else "its clients' updates are large and cancel one another"
-    )
-    remedy = f"{_advice(normalize, cause)}."
-    since = _since("stall", name, window)
+    lengths = _lengths(window, name)
+    standing = _standing("stall", name, window)
+    cause = lengths.cause(standing.cause if standing else "")
+    since = standing.since if standing else window[0].round
     return Alarm(
         kind="stall",
         objective=name,
@@ -119,26 +114,81 @@ def _stall(
         cause=cause,
         message=(
             f"objective `{name}` has held {now.weights[name]:.1%} of the weight since round {since} "
-            f"with an update of length {now.delta_norms[name]:.3g}, where the others' median is "
-            f"{median(now.delta_norms[o] for o in others):.3g}; {because} "
-            f"(ρ = {now.spread.get(name, float('nan')):.3g}), and {_list(stuck)} improved by less "
-            f"than {STALL_PROGRESS:.0%} in {STALL_ROUNDS} rounds. "
-            f"Held by {_holders(name, population)}. {remedy}"
+            f"with an update of length {lengths.mean:.3g}, where the others' median is "
+            f"{lengths.their_mean:.3g}; {lengths.because(cause)}. Meanwhile {_list(stuck)} improved by "
+            f"less than {STALL_PROGRESS:.0%} in {STALL_ROUNDS} rounds. "
+            f"Held by {_holders(name, population)}. {_advice(normalize, cause)}."
         ),
+    )
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """How long updates were over some rounds, an objective's and the others': medians."""
+
+    mean: float
+    """‖Δ_s‖, of the mean over its clients."""
+    their_mean: float
+    own: float
+    """‖Δ_{s,i}‖ of its clients, by their root mean square, ‖Δ_s‖ √ρ_s."""
+    their_own: float
+
+    def cause(self, before: str) -> str:
+        """Why the mean is short beside the others': each client's update is, or they cancel.
+
+        ‖Δ_s‖ is the clients' own length times how far they agree, 1/√ρ_s: the cause is the factor in
+        which the objective falls further behind the others. Clients never agree in full, since their
+        batches differ. Where both are nearly the same it is the cause of the round `before`.
+        """
+        behind = self.own / self.their_own
+        apart = (self.mean / self.own) / (self.their_mean / self.their_own) if self.own else 1.0
+        if before and behind < CAUSE_CHANGES * apart and apart < CAUSE_CHANGES * behind:
+            return before
+        return "solved" if behind <= apart else "cancelled"
+
+    def because(self, cause: str) -> str:
+        """The cause in words, with the numbers it is told by."""
+        if not self.mean:
+            return "its clients' own updates cancel to nothing" if self.own else "all are zero"
+        return (
+            f"its clients' own updates, of length {self.own:.3g} beside the others' "
+            f"{self.their_own:.3g}, are {self.own / self.mean:.3g} times as long as their mean (the "
+            f"others' {self.their_own / self.their_mean:.3g} times): "
+            + (
+                "they are short by themselves, so it is solved, or its loss small by its scale"
+                if cause == "solved"
+                else "they partly cancel"
+            )
+        )
+
+
+def _lengths(window: Sequence[RoundReport], name: str) -> _Lengths:
+    """Over the whole window, since batches make ρ_s of a single round jump about."""
+
+    def own(report: RoundReport, objective: str) -> float:
+        spread = report.spread.get(objective, 1.0)
+        return math.inf if spread == math.inf else report.delta_norms[objective] * spread**0.5
+
+    return _Lengths(
+        mean=median(r.delta_norms[name] for r in window),
+        their_mean=median(median(r.delta_norms[o] for o in _others(r, name)) for r in window),
+        own=median(own(r, name) for r in window),
+        their_own=median(median(own(r, o) for o in _others(r, name)) for r in window),
     )
 
 
 def _starvation(
     reports: Sequence[RoundReport], name: str, population: Population, normalize: str
 ) -> Alarm | None:
-    """An objective without weight whose loss rises."""
+    """An objective without weight whose loss rises, and not by rounding alone."""
     window = reports[-STARVATION_ROUNDS:]
     if len(window) < STARVATION_ROUNDS or not all(_starves(r, name) for r in window):
         return None
     before, after = _first_and_last(reports, STARVATION_ROUNDS, name)
-    if not after > before:
+    if not after > before + STARVATION_RISE * abs(before):
         return None
-    since = _since("starvation", name, window)
+    standing = _standing("starvation", name, window)
+    since = standing.since if standing else window[0].round
     return Alarm(
         kind="starvation",
         objective=name,
@@ -155,15 +205,22 @@ def _starvation(
 def _advice(normalize: str, cause: str) -> str:
     """What to set, given what is set already."""
     target = "give it a target with `Objective(target=…)`"
+    agree = "larger batches, data divided more evenly, or fewer local steps"
     if cause == "cancelled":
-        change = "Take fewer local steps, look at how its data are divided"
-        return change + (', or set `normalize="l2"`' if normalize == "none" else f", or {target}")
+        if normalize == "none":
+            return (
+                'Set `normalize="l2"` or `"loss"`. Where that does not do, what may let its clients '
+                f"agree more: {agree}"
+            )
+        return f"{_capital(target)}; what may let its clients agree more: {agree}"
     if normalize in ("loss", "loss+"):
-        return (
-            f"{target[0].upper()}{target[1:]}" if cause == "solved" else "Give the others targets"
-        )
-    other = f", or {target}" if cause == "solved" else ""
-    return f'Set `normalize="loss"`{other}'
+        return _capital(target) if cause == "solved" else "Give the others targets"
+    change = 'Set `normalize="loss"`' + (' or `"l2"`' if normalize == "none" else "")
+    return f"{change}, or {target}" if cause == "solved" else change
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _dominates_with_little(report: RoundReport, name: str, normalize: str) -> bool:
@@ -192,11 +249,10 @@ def _starves(report: RoundReport, name: str) -> bool:
     return present and report.weights[name] < STARVATION_WEIGHT
 
 
-def _since(kind: str, name: str, window: Sequence[RoundReport]) -> int:
-    """The first round of this alarm: it goes on if it stood after the round before."""
+def _standing(kind: str, name: str, window: Sequence[RoundReport]) -> Alarm | None:
+    """The alarm that stood after the round before, and that goes on."""
     before = window[-2].alarms
-    standing = [alarm.since for alarm in before if (alarm.kind, alarm.objective) == (kind, name)]
-    return standing[0] if standing else window[0].round
+    return next((a for a in before if (a.kind, a.objective) == (kind, name)), None)
 
 
 def _improvement(reports: Sequence[RoundReport], rounds: int, name: str) -> float:

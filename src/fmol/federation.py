@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fmol.data import as_samples, is_lazy
 from fmol.layout import Layout
 from fmol.objectives import Objective
+from fmol.wording import many
 
 __all__ = ["Client", "ClientList", "Federation", "LazyPopulation", "Population"]
 
@@ -133,7 +134,7 @@ class Federation:
     ...     clients=[Client("a", data=(inputs, targets), objectives=("price",))],
     ... )
     >>> federation
-    Federation(Linear with 3 trainable parameters, 1 objectives, 1 clients)
+    Federation(Linear with 3 trainable parameters, 1 objective, 1 client)
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class Federation:
     def __repr__(self) -> str:
         return (
             f"Federation({type(self.model).__name__} with {self.layout.size:,} trainable parameters, "
-            f"{len(self.objectives)} objectives, {len(self.population):,} clients)"
+            f"{many(len(self.objectives), 'objective')}, {many(len(self.population), 'client')})"
         )
 
 

@@ -37,8 +37,9 @@ class RunGroup:
 def group_records(records: Sequence[RunRecord]) -> list[RunGroup]:
     """The records in groups that differ in their seed alone, in the order of their first members.
 
-    Without a config it is algorithm and name that must agree. Two runs of one seed never share a
-    group: something that is not written down differs. A group is called what its runs are, without
+    Without a config it is algorithm and name that must agree, and with one that names no problem, as
+    from Python, also who holds what. Two runs of one seed never share a group: something that is not
+    written down differs. A group is called what its runs are, without
     the seed; where that tells nothing, by the algorithm and the options in which groups differ.
     """
     settings_of = [_settings(record) for record in records]
@@ -65,7 +66,7 @@ def _alike(records: Sequence[RunRecord], settings: Sequence[Mapping[str, str]]) 
     """Which records have the same algorithm and settings, and seeds that differ."""
     groups: list[tuple[object, list[int]]] = []
     for i, record in enumerate(records):
-        key = (record.algorithm, settings[i] or record.name)
+        key = (record.algorithm, settings[i] or record.name, _problem_of(record))
         for known, members in groups:
             if known == key and record.seed not in {records[j].seed for j in members}:
                 members.append(i)
@@ -73,6 +74,18 @@ def _alike(records: Sequence[RunRecord], settings: Sequence[Mapping[str, str]]) 
         else:
             groups.append((key, [i]))
     return [members for _, members in groups]
+
+
+def _problem_of(record: RunRecord) -> object:
+    """What must agree where a config names no problem: then it is not among the settings."""
+    if not record.config or "problem" in record.config:
+        return None
+    portrait = record.portrait
+    if (
+        record.name == record.algorithm
+    ):  # Nobody named it: who holds how much is all there is to tell.
+        return portrait
+    return _unseeded(record.name), portrait.model, portrait.objectives, portrait.targets
 
 
 def algorithm_name(record: RunRecord) -> str:
@@ -99,9 +112,13 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _shared_name(records: Sequence[RunRecord]) -> str:
     """What the records are all called but for the seed; empty where that tells nothing."""
-    names = {SEED.sub("", record.name).strip(" ,_-") for record in records}
+    names = {_unseeded(record.name) for record in records}
     dated = any(DATED.search(record.name) for record in records)
     return names.pop() if len(names) == 1 and not dated else ""
+
+
+def _unseeded(name: str) -> str:
+    return SEED.sub("", name).strip(" ,_-")
 
 
 def _differences(g: int, record: RunRecord, settings: Sequence[Mapping[str, str]]) -> str:

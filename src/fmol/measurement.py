@@ -183,7 +183,8 @@ def choose_panel(
     if evaluate == "cohort":
         return None, "the cohort"
     if evaluate == "all":
-        return frozenset(ids[i] for i in range(size)), f"all {size} clients"
+        words = f"all {size} clients" if size > 1 else "the one client"
+        return frozenset(ids[i] for i in range(size)), words
     if isinstance(evaluate, bool) or not isinstance(evaluate, Integral) or evaluate < 1:
         raise ValueError(
             f"`evaluate` must be 'all', 'cohort' or a number of clients, got {evaluate!r}."

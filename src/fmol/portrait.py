@@ -89,7 +89,7 @@ def portray(federation: Federation) -> Portrait:
     if size > MOST_CLIENTS:
         chosen = range(0, size, math.ceil(size / MOST_CLIENTS))
     clients = [federation.client(ids[i]) for i in chosen]
-    columns = [_label_columns(client.data, federation.names) for client in clients]
+    columns = [_label_columns(client.data) for client in clients]
     labels = _common_labels(columns)
     return Portrait(
         model=type(federation.model).__name__,
@@ -118,7 +118,7 @@ def _length(data: Any) -> int | None:
     return len(as_samples(data, "data"))
 
 
-def _label_columns(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
+def _label_columns(data: Any) -> dict[str, Tensor]:
     """Column → values `[n]` of those targets that may be labels: few, whole, not negative."""
     if is_lazy(data):
         return {}
@@ -130,9 +130,8 @@ def _label_columns(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
     if columns.dim() != 2 or columns.shape[1] > 64 or columns.is_complex():
         return {}
     count = columns.shape[1]
-    titles = list(names) if count == len(names) else [f"target {c}" for c in range(count)]
-    if count == 1:
-        titles = ["label"]
+    # Which objective looks at which column is in its loss alone.
+    titles = [f"target column {c}" for c in range(count)] if count > 1 else ["label"]
     return dict(zip(titles, columns.double().unbind(1), strict=True))
 
 

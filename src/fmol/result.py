@@ -20,6 +20,7 @@ from fmol.metrics import Row, conflict_rate
 from fmol.portrait import portray
 from fmol.record import RunRecord
 from fmol.rounds import Algorithm, Checkpoint, RoundReport, State
+from fmol.wording import many
 
 if TYPE_CHECKING:
     from fmol.stationarity import Stationarity
@@ -56,6 +57,10 @@ class Result:
     seed: int
     client_state: ClientState
     """What the clients keep, in a simulation."""
+    asked: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Argument → value, as `fit` was given them, beside federation and algorithm."""
+    environment: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Versions, device, and when."""
 
     @cached_property
     def model(self) -> nn.Module:
@@ -81,6 +86,11 @@ class Result:
         objective, as with FedAvg.
         """
         return conflict_rate(self.reports)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What was done otherwise than asked, or not at all, each once: fallbacks, engines chosen."""
+        return tuple(dict.fromkeys(note for report in self.reports for note in report.notes))
 
     def rounds_until(self, loss: float) -> dict[str, int | None]:
         """Objective → the first `t` with a training loss at `x_t` of `loss` or less, None without."""
@@ -110,7 +120,12 @@ class Result:
         return stationarity(self.federation, self.state.x, **given)
 
     def record(self, name: str = "") -> RunRecord:
-        """The run as numbers and words, without model and data: what reports are made of."""
+        """The run as numbers and words, without model and data: what reports are made of.
+
+        Its config has what `fit` and the algorithm were given; functions stand there by their names.
+        """
+        from fmol.config import call_in_words, call_tables
+
         return RunRecord(
             name=name or type(self.algorithm).__name__,
             algorithm=type(self.algorithm).__name__,
@@ -119,6 +134,9 @@ class Result:
             final=self.final,
             stopped=self.stopped,
             seed=self.seed,
+            config=call_tables(self.algorithm, self.asked),
+            environment=self.environment,
+            command=call_in_words(self.algorithm, self.asked),
         )
 
     def report(self, path: str | os.PathLike[str] = "report.html") -> Path:
@@ -154,7 +172,7 @@ class Result:
 
     def __repr__(self) -> str:
         parts = [
-            f"{type(self.algorithm).__name__}, {len(self.reports)} rounds, {self.stopped}",
+            f"{type(self.algorithm).__name__}, {many(len(self.reports), 'round')}, {self.stopped}",
             "losses: " + "  ".join(f"{n} {value:.4g}" for n, value in self.final.losses.items()),
         ]
         if self.reports:
@@ -163,6 +181,10 @@ class Result:
         refused += self.final.refused
         if refused:
             parts.append(f"{len(refused)} refused, the last: {refused[-1]}")
+        notes = self.notes
+        if notes:
+            more = f" (and {many(len(notes) - 1, 'more note')})" if len(notes) > 1 else ""
+            parts.append(f"note: {notes[0]}{more}")
         return f"Result({'; '.join(parts)})"
 
 

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from fmol.alarms import find_alarms
 from fmol.engines import EngineFactory, VectorizedEngine, make_engine
+from fmol.environment import describe_environment
 from fmol.errors import FmolError
-from fmol.federation import Federation
+from fmol.federation import ClientList, Federation
 from fmol.kernels.fallbacks import Fallbacks
 from fmol.measurement import Evaluation, Measurement, unmeasured
 from fmol.participation import Everyone, Participation
 from fmol.result import Result, Snapshot
 from fmol.rounds import NAN, Algorithm, Checkpoint, Plan, RoundReport, State
+from fmol.wording import in_words
 
 __all__ = ["Callback", "fit", "read_vector"]
 
@@ -74,11 +76,25 @@ def fit(
     _check_arguments(
         algorithm, participation, rounds, evaluate_every, true_gradients_every, callbacks
     )
+    asked = {
+        "rounds": rounds,
+        "seed": seed,
+        "engine": engine,
+        "device": str(device),
+        "participation": participation,
+        "evaluate": evaluate,
+        "evaluate_every": evaluate_every,
+        "stop_at": stop_at,
+        "start": None if start is None else in_words(start),
+        "true_gradients_every": true_gradients_every,
+        "optimum": optimum,
+    }
     targets = _by_objective(stop_at, federation, "stop_at")
     best = _by_objective(optimum, federation, "optimum")
     participation = participation or Everyone()
     fallbacks = Fallbacks()
     machine = make_engine(engine, federation, seed=seed, device=device)
+    environment = describe_environment(machine.device)
     measurement = Measurement(federation, algorithm, machine, seed, evaluate)
     state = algorithm.init(federation, read_vector(federation, start).to(machine.device))
     reports: list[RoundReport] = []
@@ -88,11 +104,21 @@ def fit(
         reports += resume.reports
         machine.load_client_state(resume.client_state)
     final: Evaluation | None = None
-    stopped = f"all {rounds} rounds done"
+    stopped = "1 round done" if rounds == 1 else f"all {rounds} rounds done"
 
     def result(final: Evaluation) -> Result:
-        kept = machine.client_state()
-        return Result(federation, algorithm, state, tuple(reports), final, stopped, seed, kept)
+        return Result(
+            federation,
+            algorithm,
+            state,
+            tuple(reports),
+            final,
+            stopped,
+            seed,
+            machine.client_state(),
+            asked,
+            environment,
+        )
 
     def checkpoint() -> Checkpoint:
         return Checkpoint(state, tuple(reports), machine.client_state(), seed)
@@ -119,7 +145,9 @@ def fit(
                 raise
             if best:
                 report = replace(report, optimality_gap=_optimality_gap(report, best))
-            notes = fallbacks.take() + (_without_labels(report) if t == 0 else [])
+            notes = fallbacks.take()
+            if t == 0:
+                notes += _without_labels(report) + _without_held_out(federation, algorithm)
             if notes:
                 report = replace(report, notes=(*report.notes, *notes))
             reason = _reached(report, targets, federation)
@@ -313,6 +341,29 @@ def _without_labels(report: RoundReport) -> list[str]:
         notes.append(f"no label for objective `{name}`, so no part in it: client {who}")
         logger.warning(notes[-1])
     return notes
+
+
+def _without_held_out(federation: Federation, algorithm: Algorithm) -> list[str]:
+    """A note on metrics that nothing is there to be measured on, by objective.
+
+    Clients that are made when they are needed are not made for it.
+    """
+    if not isinstance(federation.population, ClientList):
+        return []
+    if federation.held_out is not None and algorithm.shares_model:
+        return []
+    ids = federation.population.ids()
+    clients = [client for id in ids if (client := federation.client(id)).held_out is not None]
+    measured = {name for client in clients for name in client.objectives}
+    unmet = [o.name for o in federation.objectives if o.metrics and o.name not in measured]
+    if not unmet:
+        return []
+    names = ", ".join(f"`{name}`" for name in unmet[:3])
+    more = f" and {len(unmet) - 3} more" if len(unmet) > 3 else ""
+    why = "no held-out data" if federation.held_out is None else "no held-out data at the clients"
+    note = f"metrics of {names}{more} were not computed: {why}"
+    logger.warning(note)
+    return [note]
 
 
 def _reached(report: RoundReport, targets: Mapping[str, float], federation: Federation) -> str:

@@ -178,6 +178,17 @@ def test_progress_is_on_stderr_and_results_are_on_stdout() -> None:
     assert "building" not in result.stdout
 
 
+def test_what_was_done_otherwise_than_asked_is_said_at_the_end() -> None:
+    lines = run_into("new", *QUADRATIC, "--engine", "auto").stdout.splitlines()
+    (note,) = (line for line in lines if line.startswith("note"))
+    assert "engine " in note
+    assert not any(line.startswith("note") for line in run_into("old").stdout.splitlines())
+
+
+def test_one_round_and_one_objective_are_told_in_the_singular() -> None:
+    assert "FSMGDA: 1 round done" in run_into("new", "quadratic", "--rounds", "1").stdout
+
+
 def test_quiet_says_nothing(runs: Path) -> None:
     assert invoke("run", *QUADRATIC, "--out", "new", "--quiet").output == ""
     assert invoke("run", "--quiet", *QUADRATIC).output == ""
@@ -568,7 +579,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_does(stop: str, code: int) 
     write("own_stop.py", OWN)
     arguments = ["own_stop.py:federation", "--local-steps", "1", "--rounds", "6"]
     result = run_into("new", *arguments, "--stop", stop, "--at", "6", code=code)
-    assert "Go on with: fmol resume new" in result.stderr
+    assert "See what there is with: fmol report new. Go on with: fmol resume new" in result.stderr
     assert 0 < rounds_in("new") < 6
     assert not Path("new/summary.json").exists()
     text = Path("own_stop.py").read_text(encoding="utf-8").replace("if stop and", "if False and")
@@ -639,6 +650,20 @@ def test_a_finished_run_goes_on_to_more_rounds_as_if_it_had_never_ended(runs: Pa
     run_into("whole", *QUADRATIC, "--rounds", "4")
     model = "model.safetensors"
     assert (folder / model).read_bytes() == Path("whole", model).read_bytes()
+
+
+@pytest.mark.parametrize("end", [[], ["--stop-at", "1e9"]], ids=["its rounds", "its targets"])
+def test_a_finished_run_that_is_resumed_to_nothing_new_has_no_note_of_it(end: list[str]) -> None:
+    run_into("new", *QUADRATIC, *end)
+    before = everything_in("new")
+    invoke("resume", "new")
+    assert RunFolder("new").record().notes == ()
+    kept = ("environment.json", "model.safetensors")
+    after = everything_in("new")
+    assert [after[name] for name in kept] == [before[name] for name in kept]
+    if not end:
+        invoke("resume", "new", "--rounds", "3")
+        assert RunFolder("new").record().notes == ("Resumed after round 2.",)
 
 
 def test_a_run_is_not_resumed_to_fewer_rounds_than_are_done(runs: Path) -> None:

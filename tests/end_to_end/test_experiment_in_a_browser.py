@@ -64,6 +64,7 @@ def test_tables_claims_and_figures_stand_before_the_runs(tmp_path: Path) -> None
     sections, text, width = _read(tmp_path / REPORT)
     assert sections[:2] == ["experiment", "overview"]
     assert "4 ± 13 [82]" in text
+    assert "± is half of their 95 % interval. The paper’s numbers in brackets." in text
     assert "does not hold: larger batches converge faster" in text
     assert "holds: more local steps need fewer rounds (the paper’s)" in text
     assert "As it was read." in text

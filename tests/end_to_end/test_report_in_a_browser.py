@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fmol import FSMGDA, Alone, Client, FedAvg, Federation, Objective, RoundReport, fit
+from fmol.alarms import Alarm
 from fmol.participation import Number
 from fmol.problems.quadratic import Quadratic
 from fmol.record import RunRecord
@@ -98,6 +99,40 @@ def two_columns(*, labelled: bool = True, split: bool = False) -> Federation:
         [Objective("left", loss(0)), Objective("right", loss(1))],
         [Client(f"client-{i}", (inputs[i], targets[i]), held[i]) for i in range(4)],
     )
+
+
+def many_settings() -> list[RunRecord]:
+    """Seven settings of long names on two federations, with the same notes and alarms."""
+    problem = two_columns()
+    targets = torch.full((16, 2), math.nan)
+    targets[:, 0] = 0.0
+    unlabelled = Client("client-0", (torch.randn(16, 3), targets), ("left", "right"))
+    targets = torch.randn(16, 2)
+    targets[:6, 1] = math.nan
+    partly = Client("client-1", (torch.randn(16, 3), targets), ("left", "right"))
+
+    def masked(column: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> Any:
+            known = ~targets[:, column].isnan()
+            return (outputs[:, column] - targets[:, column].nan_to_num()) ** 2, known
+
+        return loss
+
+    objectives = [Objective("left", masked(0)), Objective("right", masked(1))]
+    some = Federation(problem.model, objectives, [unlabelled, partly])
+    start = "a-name-that-goes-on-for-so-long-that-there-is-no-room-for-all-of-it"
+    runs = []
+    for i in range(7):
+        federation = some if i < 5 else problem
+        run = fit(federation, FSMGDA(local_steps=1 + i, batch_size=8), 3).record(f"{start}-{i}")
+        alarms = tuple(
+            Alarm("stall", name, 1, "solved", f"`{name}` stalls at {i}")
+            for name in ("left", "right")
+        )
+        last = replace(run.reports[-1], alarms=alarms, notes=(*run.reports[-1].notes, "a note"))
+        notes = tuple(f"note {k}" for k in range(9))
+        runs.append(replace(run, reports=(*run.reports[:-1], last), notes=notes))
+    return runs
 
 
 def renamed(record: RunRecord, problem: str, names: dict[str, str]) -> RunRecord:
@@ -277,7 +312,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ours = renamed(both, "ours", {"left": "left", "right": "right"})
     apart = renamed(both, "theirs", {"left": "up", "right": "down"})
     partly = renamed(both, "theirs", {"left": "left", "right": "down"})
-    whole = write_report(folder / "whole.html", [both]).read_text(encoding="utf-8")
+    plain = write_report(folder / "whole.html", [both])
+    whole = plain.read_text(encoding="utf-8")
     # A section that fails as it is built, and a chart that fails as it is drawn.
     holed = re.sub(
         '"holds":.*?]', '"holds":null', whole.replace('"cosines":', '"cosines":null,"old":')
@@ -291,11 +327,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "partly": write_report(folder / "partly.html", [ours, partly]),
         "risen": write_report(folder / "risen.html", [risen()]),
         "broken": broken,
+        "whole": plain,
         "single": write_report(folder / "single.html", [single], alone=alone),
         "compare": write_report(folder / "compare.html", [*runs.values(), alone]),
         "forty": write_report(folder / "forty.html", [forty()]),
         "untrained": write_report(folder / "untrained.html", [untrained]),
         "odd": write_report(folder / "odd.html", [odd]),
+        "many": write_report(folder / "many.html", many_settings()),
         "unfinished": write_report(
             folder / "unfinished.html", [replace(single, final=None, stopped="")]
         ),
@@ -617,6 +655,45 @@ def test_an_end_as_planned_is_told_once_and_rounds_say_how_they_are_numbered(loo
     sight = look("one-each")
     assert "Ended as planned, after 6 rounds." in sight.texts(".words > li")
     assert "6numbered 0 to 5" in sight.texts(".tile")[0]
+
+
+def test_what_several_runs_have_is_told_once_and_much_of_it_is_folded(look: Open) -> None:
+    sight = look("many")
+    boxes = sight.texts("#overview section > .words > li, #overview > .words > li")
+    (left,) = (text for text in boxes if "Alarm, stall of left" in text)
+    assert left.startswith("all 7 runs: Alarm, stall of left")
+    assert "6 more, of other runs" in left
+    assert sum("a note" in text for text in boxes) == 1
+    assert sum("more notes" in text for text in boxes) == 1
+    assert all(f"note {k}" in " ".join(boxes) for k in range(9))
+    assert not sight.page.locator("#overview .words .words").first.is_visible()
+    assert len(boxes) < 12
+
+
+def test_settings_that_begin_alike_can_be_told_apart(look: Open) -> None:
+    sight = look("many")
+    chips = sight.texts('[data-chip^="run"]')
+    assert chips == [f"…{i}" for i in range(7)]
+    for cell in sight.texts("#overview tbody th"):
+        assert cell[-1] in "0123456"
+
+
+def test_all_runs_of_a_federation_are_counted(look: Open) -> None:
+    (choice, _) = look("many").page.locator("#chart-holdings select option").all_text_contents()
+    assert choice.startswith("1: ")
+    assert choice.endswith("and 2 more")
+
+
+def test_a_client_without_a_label_does_not_look_as_if_it_took_part(look: Open) -> None:
+    sight = look("many")
+    assert "Grey: it holds the objective but has no label" in sight.texts("#chart-holdings .say")[0]
+    assert sight.texts("#chart-holdings .cells text") == ["16", "0", "16", "10"]
+    fills = [
+        cell.get_attribute("fill") for cell in sight.page.locator("#chart-holdings .mark").all()
+    ]
+    assert fills[0] == fills[2]
+    assert len({fills[0], fills[1], fills[3]}) == 3
+    assert "Grey" not in look("whole").texts("#chart-holdings .say")[0]
 
 
 def test_an_untrained_report_speaks_of_its_algorithm(look: Open) -> None:

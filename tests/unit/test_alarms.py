@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -85,6 +87,80 @@ def test_clients_that_cancel_one_another_are_told_from_a_solved_objective() -> N
     assert "cancel" in alarm.message
 
 
+def lengths(own: float, agree: float, others: float = 3.0) -> list[RoundReport]:
+    """Ten rounds of a stall by `a`: its clients' own updates and how often as long they are as their
+    mean, which goes up and down with the batches; those of `b` have length 6."""
+    reports = []
+    for t in range(10):
+        times = agree * (1.5 if t % 2 else 0.7)
+        reports.append(
+            report(
+                t,
+                {"a": 0.99, "b": 0.01},
+                {"a": own / times, "b": 6 / others},
+                {"a": 0.058, "b": 0.2},
+                {"a": times**2, "b": others**2},
+            )
+        )
+    return reports
+
+
+def causes(reports: list[RoundReport]) -> list[str]:
+    """Of the stall after each round, as in a run, which knows the alarms of the rounds before."""
+    known: list[RoundReport] = []
+    for i, each in enumerate(reports):
+        known.append(replace(each, round=i))
+        known[-1] = replace(known[-1], alarms=find_alarms(known, CLIENTS, PLAIN))
+    return [alarm.cause for each in known for alarm in each.alarms]
+
+
+def test_a_nearly_solved_objective_is_not_called_cancelled_because_batches_differ() -> None:
+    """Noise of batches alone makes ρ large: what tells is by how much the others' is smaller."""
+    (alarm,) = find_alarms(lengths(0.76, agree=8), CLIENTS, PLAIN)
+    assert alarm.cause == "solved"
+    assert "of length 0.76 beside the others' 6" in alarm.message
+    assert "large" not in alarm.message
+
+
+def test_a_cancelled_update_is_told_by_numbers_that_can_be_compared() -> None:
+    (alarm,) = find_alarms(lengths(3.0, agree=40), CLIENTS, PLAIN)
+    assert alarm.cause == "cancelled"
+    assert "of length 3 beside the others' 6" in alarm.message
+    assert re.search(
+        r"are 3[0-9.]+ times as long as their mean \(the others' 3 times\)", alarm.message
+    )
+
+
+def test_the_cause_does_not_change_from_round_to_round_with_the_batches() -> None:
+    for own, agree in ((0.76, 8), (3.0, 40)):
+        assert len(set(causes(2 * lengths(own, agree)))) == 1
+
+
+def test_the_cause_changes_where_the_other_clearly_tells_more() -> None:
+    nearly_even = causes(lengths(0.76, agree=8) + 2 * lengths(1.0, agree=18))
+    assert set(nearly_even) == {"solved"}
+    assert causes(lengths(0.76, agree=8) + 2 * lengths(3.0, agree=40))[-1] == "cancelled"
+
+
+@pytest.mark.parametrize("spread", [1.0, 10_000.0])
+def test_whatever_the_cause_normalising_is_advised_first(spread: float) -> None:
+    (alarm,) = find_alarms(stalled(10, spread), CLIENTS, PLAIN)
+    advice = alarm.message.partition("2 more. ")[2]
+    assert advice.startswith("Set `normalize=")
+    assert '"l2"' in advice
+    assert '"loss"' in advice
+
+
+def test_clients_that_cancel_to_nothing_are_told_so() -> None:
+    reports = [
+        replace(r, delta_norms={"a": 0.0, "b": 1.0}, spread={"a": math.inf, "b": 1.5})
+        for r in stalled(10)
+    ]
+    (alarm,) = find_alarms(reports, CLIENTS, PLAIN)
+    assert alarm.cause == "cancelled"
+    assert "cancel to nothing" in alarm.message
+
+
 def test_no_alarm_while_the_others_still_improve() -> None:
     assert find_alarms(stalled(10, improvement=0.01), CLIENTS, PLAIN) == ()
 
@@ -120,6 +196,11 @@ def test_starvation_is_said_after_twenty_rounds_of_a_rising_loss() -> None:
     assert (alarm.kind, alarm.objective) == ("starvation", "b")
     assert "rose from 1 to 1.19" in alarm.message
     assert find_alarms(starving(20, -0.01), CLIENTS, PLAIN) == ()
+
+
+def test_a_loss_that_rises_by_less_than_a_hundredth_does_not_starve() -> None:
+    assert find_alarms(starving(20, 0.0004), CLIENTS, PLAIN) == ()
+    assert find_alarms(starving(20, 0.0006), CLIENTS, PLAIN) != ()
 
 
 def test_a_protected_or_missing_objective_does_not_starve() -> None:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from fmol import FMGDA, fit
+import pytest
+
+from fmol import FMGDA, FSMGDA, fit
 from fmol.grouping import group_records
 from fmol.record import RunRecord
 from support import federation
@@ -91,3 +93,51 @@ def test_without_a_config_the_name_tells_which_runs_belong_together() -> None:
 
 def test_two_runs_of_one_seed_are_never_averaged_and_have_labels_of_their_own() -> None:
     assert groups(record("x"), record("x")) == [("FSMGDA (1)", (0,)), ("FSMGDA (2)", (1,))]
+
+
+def run(seed: int = 0, rounds: int = 1, name: str = "", **options: Any) -> RunRecord:
+    """A run as from Python, of the same federation each time."""
+    algorithm = FSMGDA(local_steps=1, batch_size=4, **options)
+    return fit(federation(), algorithm, rounds=rounds, seed=seed).record(name)
+
+
+def test_runs_from_python_with_other_options_are_no_seeds_of_one_setting() -> None:
+    runs = [run(s, normalize=n) for n in ("none", "loss") for s in (0, 1)]
+    assert groups(*runs) == [("FSMGDA, normalize=none", (0, 1)), ("FSMGDA, normalize=loss", (2, 3))]
+    assert groups(runs[0], runs[3]) == [
+        ("FSMGDA, normalize=none", (0,)),
+        ("FSMGDA, normalize=loss", (1,)),
+    ]
+    assert groups(run(0), run(1, rounds=2)) == [
+        ("FSMGDA, rounds=1", (0,)),
+        ("FSMGDA, rounds=2", (1,)),
+    ]
+
+
+def test_runs_from_python_that_differ_in_a_function_are_no_seeds_of_one_setting() -> None:
+    def slow(round: int) -> float:
+        return 0.01
+
+    def fast(round: int) -> float:
+        return 0.1
+
+    runs = [run(s, local_lr=lr) for s, lr in enumerate((slow, fast))]
+    assert groups(*runs) == [("FSMGDA, local_lr=slow", (0,)), ("FSMGDA, local_lr=fast", (1,))]
+    assert groups(run(0, local_lr=slow), run(1, local_lr=slow)) == [("FSMGDA", (0, 1))]
+
+
+def test_runs_from_python_on_other_federations_are_no_seeds_of_one_setting() -> None:
+    algorithm = FMGDA(local_steps=1)
+    other = federation([("a", "b", "c")] * 2)
+    runs = [
+        fit(f, algorithm, rounds=1, seed=s).record() for s, f in enumerate((federation(), other))
+    ]
+    assert [members for _, members in groups(*runs)] == [(0,), (1,)]
+
+
+@pytest.mark.parametrize("names", [("iid", "sharded"), ("iid, seed 0", "sharded, seed 1")])
+def test_runs_from_python_that_are_called_otherwise_are_no_seeds_of_one_setting(
+    names: tuple[str, str],
+) -> None:
+    runs = [run(s, name=name) for s, name in enumerate(names)]
+    assert groups(*runs) == [("iid", (0,)), ("sharded", (1,))]

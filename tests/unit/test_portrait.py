@@ -65,7 +65,7 @@ def test_names_of_any_kind_come_back_from_json() -> None:
     portrait = portray(federation([torch.arange(6)[:, None].expand(6, len(ODD))], names=ODD))
     assert back(portrait) == portrait
     assert back(portrait).objectives == ODD
-    assert list(portrait.labels) == list(ODD)
+    assert list(portrait.labels) == [f"target column {c}" for c in range(len(ODD))]
     assert portrait.targets == dict.fromkeys(ODD, 0.5)
 
 
@@ -73,12 +73,19 @@ def test_it_says_who_holds_what_and_how_much() -> None:
     portrait = portray(MultiDigits(clients=4, samples=7).build())
     assert (portrait.model, portrait.size, portrait.objectives) == ("Mlp", 4, ("left", "right"))
     assert [client.samples for client in portrait.clients] == [7] * 4
-    assert portrait.labels == {side: tuple("0123456789") for side in ("left", "right")}
+    columns = ("target column 0", "target column 1")
+    assert portrait.labels == {column: tuple("0123456789") for column in columns}
     for client in portrait.clients:
-        assert {side: sum(counts) for side, counts in client.labels.items()} == {
-            "left": 7,
-            "right": 7,
-        }
+        assert {column: sum(counts) for column, counts in client.labels.items()} == dict.fromkeys(
+            columns, 7
+        )
+
+
+def test_a_column_is_not_called_as_the_objective_that_happens_to_stand_in_its_place() -> None:
+    """Which column a loss looks at is in the loss alone."""
+    targets = torch.tensor([[0, 5], [1, 5], [1, 6]])
+    portrait = portray(federation([targets], names=("of the second", "of the first")))
+    assert portrait.labels == {"target column 0": ("0", "1"), "target column 1": ("5", "6")}
 
 
 def test_labels_are_counted_over_all_clients_values() -> None:
@@ -112,8 +119,8 @@ def test_what_is_not_labels_is_not_taken_for_labels(targets: Tensor) -> None:
         (torch.tensor([1.0, torch.nan, 0.0]), {"label": ("0", "1")}),
         (torch.arange(MOST_LABELS), {"label": tuple(str(i) for i in range(MOST_LABELS))}),
         (torch.tensor([[3], [4]], dtype=torch.uint8), {"label": ("3", "4")}),
-        (torch.tensor([[0, 1, 2], [1, 1, 2]]), {"target 0": ("0", "1")}),
-        (torch.tensor([[0.0, 0.5], [1.0, 0.5]]), {"a": ("0", "1")}),
+        (torch.tensor([[0, 1, 2], [1, 1, 2]]), {"target column 0": ("0", "1")}),
+        (torch.tensor([[0.0, 0.5], [1.0, 0.5]]), {"target column 0": ("0", "1")}),
         (torch.tensor([1_000_001, 1_000_002]), {"label": ("1000001", "1000002")}),
     ],
     ids=["bool", "with gaps", "as many as may be", "one column", "columns", "mixed", "large"],
@@ -139,7 +146,11 @@ def test_a_late_value_that_is_no_label_is_noticed() -> None:
 
 def test_clients_may_have_different_columns_or_no_data_here() -> None:
     portrait = portray(federation([torch.tensor([[0, 1], [1, 0]]), torch.tensor([3, 4]), None]))
-    assert [set(client.labels) for client in portrait.clients] == [{"a", "b"}, {"label"}, set()]
+    assert [set(client.labels) for client in portrait.clients] == [
+        {"target column 0", "target column 1"},
+        {"label"},
+        set(),
+    ]
     assert [client.samples for client in portrait.clients] == [2, 2, None]
 
 

@@ -215,6 +215,10 @@ def test_runs_on_different_objectives_can_stand_beside_one_another() -> None:
 def test_the_title_names_every_problem_that_is_compared() -> None:
     runs = [record(name=name, config={"problem": {"name": name}}) for name in ("adult", "river")]
     assert build_payload(runs)["title"] == "adult and river: 2 runs compared"
+    seeds = [
+        replace(runs[0], seed=seed, config={**runs[0].config, "seed": seed}) for seed in (1, 2)
+    ]
+    assert build_payload([*runs, *seeds])["title"] == "adult and river: 2 settings, 4 runs compared"
     more = [record(name=str(i), config={"problem": f"p{i}"}) for i in range(5)]
     assert build_payload(more)["title"] == "p0, p1 and others: 5 runs compared"
 
@@ -274,6 +278,27 @@ def test_of_very_many_clients_some_are_drawn_and_all_are_counted() -> None:
     (run,) = build_payload([record(1, clients=ids)])["runs"]
     assert len(run["clients"]["ids"]) == MOST_CLIENTS
     assert run["clients"]["total"] == len(ids)
+
+
+def test_labelled_samples_are_told_per_client_and_objective_of_one_federation() -> None:
+    base = record()
+    assert base.final is not None
+    few = replace(
+        base.final,
+        clients=tuple(
+            each._replace(samples={"a": 4, "b": 0}[each.objective])
+            for each in base.final.clients
+            if each.client == "c0"
+        ),
+    )
+    other = replace(base, name="other", final=few, reports=())
+    (portrait,) = build_payload([other, base])["portraits"]
+    assert [client["labelled"] for client in portrait["clients"]] == [[4, 0], [4, 4]]
+    refusal = Refusal(0, "c0", "b", "broken")
+    (unknown,) = build_payload([replace(other, final=replace(few, refused=(refusal,)))])[
+        "portraits"
+    ]
+    assert unknown["clients"][0]["labelled"] == [4, None]
 
 
 # ---- words -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fmol
 from fmol import FMGDA, FSMGDA, MGD, SMGD, Alone, Client, FedAvg, Federation, Objective, fit
-from fmol.participation import Number
+from fmol.participation import Fraction, Number
 from fmol.rules import Context, Fixed, MinNorm
 from fmol.schedules import InverseSqrt
 from support import Net, data, federation, flat, squared_error
@@ -555,3 +555,69 @@ def test_a_client_without_a_label_is_named_once(engine: str) -> None:
         ("no label for objective `q`, so no part in it: client `b`",),
         (),
     ]
+
+
+def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs[:, 0]
+
+
+@pytest.mark.parametrize("held_out", ["nowhere", "at a client", "at the server"])
+def test_metrics_that_nothing_is_there_to_be_measured_on_are_named(held_out: str) -> None:
+    some = data(4, outputs=2)
+    objectives = [
+        Objective("p", squared_error(0), metrics={"first": metric}),
+        Objective("q", squared_error(1)),
+    ]
+    clients = [
+        Client("a", some, ("p", "q"), held_out=some if held_out == "at a client" else None),
+        Client("b", some, ("p",)),
+    ]
+    server = some if held_out == "at the server" else None
+    problem = Federation(Net(heads=2).double(), objectives, clients, held_out=server)
+    result = fit(problem, FMGDA(local_steps=1), rounds=2)
+    told = "metrics of `p` were not computed: no held-out data"
+    if held_out == "nowhere":
+        assert result.notes == (told,)
+        assert told in repr(result)
+    else:
+        assert result.notes == ()
+    alone = fit(problem, Alone(local_steps=1), rounds=1).notes
+    assert bool(alone) == (held_out != "at a client")
+
+
+def test_a_result_says_at_first_sight_what_was_done_otherwise_than_asked() -> None:
+    result = fit(federation(), FMGDA(local_steps=1), rounds=1, engine="auto", device="cpu")
+    assert "; note: engine " in repr(result)
+    assert repr(result).startswith("Result(FMGDA, 1 round, 1 round done; ")
+    assert "note" not in repr(fit(federation(), FMGDA(local_steps=1), rounds=2))
+
+
+def test_a_record_has_what_the_run_was_asked_for_and_how_to_ask_again() -> None:
+    def halve(round: int) -> float:
+        return 0.1 / (1 + round)
+
+    algorithm = FSMGDA(local_steps=2, batch_size=4, local_lr=halve, normalize="loss")
+    result = fit(federation(), algorithm, 2, 3, participation=Fraction(0.5), stop_at={"a": 1e-9})
+    record = result.record()
+    assert record.command == (
+        "fit(federation, FSMGDA(normalize='loss', local_steps=2, local_lr=halve, batch_size=4), "
+        "rounds=2, seed=3, participation=Fraction(share=0.5), stop_at={'a': 1e-09})"
+    )
+    config = record.config
+    assert (config["rounds"], config["seed"], config["stop_at"]) == (2, 3, {"a": 1e-9})
+    assert config["participation"]["name"] == "fraction"
+    assert config["algorithm"]["local_lr"] == "halve"
+    assert {"torch", "device", "started"} <= set(record.environment)
+
+
+def test_a_record_of_an_algorithm_of_ones_own_has_its_options() -> None:
+    class Mine(FMGDA):
+        pass
+
+    problem = federation()
+    begin = torch.ones(problem.layout.size)
+    started = fit(problem, Mine(local_steps=1), rounds=1, start=begin)
+    config = started.record().config
+    assert config["algorithm"]["name"] == "Mine"
+    assert config["start"].startswith("Tensor [")
+    assert "start=…" in started.record().command

@@ -31,6 +31,7 @@ from fmol.runs import RunFolder, RunMisuseError, resume, start
 from fmol.runs.folder import new_folder
 from fmol.runs.identity import changed_keys
 from fmol.runs.training import StoppedError
+from fmol.wording import many
 
 __all__ = ["read_grid", "run_sweep"]
 
@@ -135,7 +136,9 @@ def run_sweep(
         out = new_folder("runs", f"sweep-{source.problem}", source.algorithm, 0)
     out.mkdir(parents=True, exist_ok=True)
     todo = [name for name in configs if not _is_done(RunFolder(out / name), configs[name])]
-    console.say(f"{len(configs)} runs, {len(configs) - len(todo)} of them done already, in {out}")
+    console.say(
+        f"{many(len(configs), 'run')}, {len(configs) - len(todo)} of them done already, in {out}"
+    )
     ended: dict[str, bool] = {}
     run = _run_here if jobs == 1 else _Apart(jobs).run
     try:

@@ -20,7 +20,7 @@ MOST = 6
 
 
 def summary_lines(folder: RunFolder, result: Result) -> list[str]:
-    """A run in at most ten lines, the last of which says where the report is."""
+    """A run in at most eleven lines, the last of which says where the report is."""
     reports, final = result.reports, result.final
     sent = sum(report.bytes_up + report.bytes_down for report in reports) / 1e6
     lines = [
@@ -44,6 +44,9 @@ def summary_lines(folder: RunFolder, result: Result) -> list[str]:
     ]
     refused = sum(len(report.refused) for report in reports) + len(final.refused)
     lines += [f"refused         {refused} updates or losses; see the report"] if refused else []
+    if result.notes:
+        more = f" (and {len(result.notes) - 1} more; see the report)"
+        lines.append(f"note            {result.notes[0]}{more if len(result.notes) > 1 else ''}")
     return [*lines, f"run             {folder.path}", f"report          {folder.report}"]
 
 

@@ -4,6 +4,7 @@ A file and the flags of a command line are two spellings of the same thing: a fl
 and its text a value. Everything that is wrong is said at once.
 """
 
+from fmol.config.calls import call_in_words, call_tables
 from fmol.config.choices import ALGORITHMS, CHOICES
 from fmol.config.config import Config, ConfigError
 from fmol.config.precedence import recommended_options
@@ -19,6 +20,8 @@ __all__ = [
     "ConfigError",
     "RunOptions",
     "Source",
+    "call_in_words",
+    "call_tables",
     "find_source",
     "plain_value",
     "read_config",

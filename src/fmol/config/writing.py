@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from fmol.config.choices import CHOICES, settable_options
 from fmol.options import explain_options
+from fmol.wording import in_words
 
 __all__ = ["option_lines", "option_values", "plain_value", "toml_value"]
 
@@ -38,13 +39,19 @@ def plain_value(value: Any) -> Any:
             for name, kind in named.items():
                 if type(value) is kind:
                     return {"name": name, **option_values(value)}
+        return {"name": type(value).__name__, **_all_options(value)}
     if isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    return str(value) if isinstance(value, Path) else repr(value)
+    return str(value) if isinstance(value, Path) else in_words(value)
+
+
+def _all_options(options: Any) -> dict[str, Any]:
+    """Option → value of a dataclass that files cannot name, so that all of it is told."""
+    return {each.name: plain_value(getattr(options, each.name)) for each in fields(options)}
 
 
 def option_lines(options: Any) -> list[str]:

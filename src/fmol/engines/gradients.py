@@ -39,6 +39,8 @@ NUDGE, NUDGED, NUDGES = 1e-6, 10.0, 4
 rounding may do; and how many such changes are tried, since whether one turns a ReLU is chance."""
 FAINT = 1e-3
 """How long a lane's gradient is taken to be at least, beside the median, where two are compared."""
+MOST_QUOTED = 200
+"""Letters of an error that are quoted."""
 MOST_RECORDED = 32
 """Shapes that are recorded; where cohorts are ever new ones, later shapes are computed as they come."""
 
@@ -312,5 +314,7 @@ def _own(batch: Batch) -> tuple[Tensor, ...]:
 
 def first_line(error: BaseException) -> str:
     """What an error says, as short as it can be quoted."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+    text = next(iter(str(error).strip().splitlines()), "")
+    if len(text) > MOST_QUOTED:
+        text = text[:MOST_QUOTED].rpartition(" ")[0].rstrip(" ,;:.") + " …"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fmol.partition.columns import Indices, Labels, label_codes, named_parts
+from fmol.wording import many
 
 __all__ = ["Description", "describe"]
 
@@ -68,7 +69,7 @@ class Description:
 
     def _summary(self) -> str:
         text = (
-            f"{len(self.clients):,} clients, {int(self.sizes.sum()):,} samples, "
+            f"{many(len(self.clients), 'client')}, {many(int(self.sizes.sum()), 'sample')}, "
             f"{_range(self.sizes)} each"
         )
         if not self.labels:

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fmol.grouping import RunGroup, group_records
+from fmol.measurement import Evaluation
+from fmol.portrait import Portrait
 from fmol.record import RunRecord
 from fmol.report.front import build_front
 from fmol.report.numbers import number
 from fmol.report.run import Payload, build_clients, build_run
 from fmol.report.settings import is_alone, problem_name
+from fmol.rounds import RoundReport
+from fmol.wording import many
 
 __all__ = ["better", "build_payload"]
 
@@ -47,21 +51,24 @@ def build_payload(
     most = max(FEWEST_POINTS, min(MOST_POINTS, MOST_NUMBERS // share))
     pairs = max(len(names) * (len(names) - 1) // 2, 1)
     cosine_rounds = max(2, MOST_COSINES // (max(len(records), 1) * pairs))
-    portraits: list[Payload] = []
+    portraits: list[Portrait] = []
+    labelled: list[dict[tuple[str, str], int]] = []
     runs = []
     for record in records:
-        portrait = _portrait(record)
-        if portrait not in portraits:
-            portraits.append(portrait)
+        if record.portrait not in portraits:
+            portraits.append(record.portrait)
+            labelled.append({})
+        at = portraits.index(record.portrait)
+        labelled[at] = _labelled(record) | labelled[at]
         run = build_run(record, names, most, cosine_rounds)
-        run["portrait"] = portraits.index(portrait)
+        run["portrait"] = at
         runs.append(run)
     metrics = list(dict.fromkeys(metric for run in runs for metric in run["held_out"]))
     return {
         "title": title if title is not None else _title(records, groups),
         "objectives": names,
         "metrics": [{"name": metric, "better": better(metric)} for metric in metrics],
-        "portraits": portraits,
+        "portraits": [_portrait(*each) for each in zip(portraits, labelled, strict=True)],
         "runs": runs,
         "groups": [{"label": each.label, "runs": list(each.members)} for each in groups],
         "alone": _alone(records, alone, names),
@@ -82,7 +89,9 @@ def _title(records: Sequence[RunRecord], groups: Sequence[RunGroup]) -> str:
     problems = list(dict.fromkeys(filter(None, map(problem_name, records))))
     problem = _listed(problems if len(problems) < 4 else [*problems[:2], "others"])
     if len(groups) > 1:
-        return f"{problem}: {len(groups)} runs compared" if problem else f"{len(groups)} runs"
+        of = f"{len(groups)} settings, " if len(groups) < len(records) else ""
+        told = f"{of}{many(len(records), 'run')}"
+        return f"{problem}: {told} compared" if problem else told
     label = groups[0].label
     return f"{problem}: {label}" if problem else label
 
@@ -109,8 +118,25 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)
 
 
-def _portrait(record: RunRecord) -> Payload:
-    portrait = record.portrait
+def _labelled(record: RunRecord) -> dict[tuple[str, str], int]:
+    """Client and objective → how many samples have a label, as far as it was seen in training."""
+    wanted = sum(len(client.objectives) for client in record.portrait.clients)
+    found: dict[tuple[str, str], int] = {}
+    sources: list[Evaluation | RoundReport] = [*record.reports]
+    if record.final is not None:
+        sources.insert(0, record.final)
+    for each in sources:
+        refused = {(refusal.client, refusal.objective) for refusal in each.refused}
+        for client in each.clients:
+            # What was refused may have come without its count.
+            if client.samples or (client.client, client.objective) not in refused:
+                found.setdefault((client.client, client.objective), client.samples)
+        if len(found) >= wanted:
+            break
+    return found
+
+
+def _portrait(portrait: Portrait, labelled: Mapping[tuple[str, str], int]) -> Payload:
     return {
         "model": portrait.model,
         "parameters": portrait.parameters,
@@ -123,6 +149,7 @@ def _portrait(record: RunRecord) -> Payload:
             {
                 "id": client.id,
                 "holds": [portrait.objectives.index(name) for name in client.objectives],
+                "labelled": [labelled.get((client.id, name)) for name in client.objectives],
                 "samples": client.samples,
                 "held_out": client.held_out,
                 "labels": {column: list(counts) for column, counts in client.labels.items()},

@@ -90,6 +90,8 @@ def outcome_lines(found: Reproduction) -> Iterator[str]:
     yield from textwrap.wrap(found.experiment.reading, WIDTH)
     if found.gap:
         yield found.gap
+    if any("±" in str(c) for t in found.outcome.tables for cells in t.rows.values() for c in cells):
+        yield "tables: means over seeds; ± is half of their 95 % interval"
     for table in found.outcome.tables:
         yield ""
         yield from _table_lines(table)

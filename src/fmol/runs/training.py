@@ -13,6 +13,7 @@ import torch
 from fmol.algorithms.trouble import known_trouble
 from fmol.config import Config, RunOptions, read_config, read_file
 from fmol.engines import EngineFactory, resolve_device
+from fmol.environment import describe_environment
 from fmol.federation import Federation
 from fmol.files import write_whole
 from fmol.listeners import Listener
@@ -24,11 +25,11 @@ from fmol.rounds import Algorithm
 from fmol.runs.checkpoints import SavedState
 from fmol.runs.end import write_end
 from fmol.runs.engine import named_engine
-from fmol.runs.environment import describe_environment
 from fmol.runs.folder import RunError, RunFolder, RunMisuseError, writing
 from fmol.runs.identity import check_unchanged, fingerprint, versions
 from fmol.runs.keeper import Keeper, read_checkpoint
 from fmol.training import Callback, fit
+from fmol.wording import many
 
 __all__ = ["StoppedError", "resume", "start", "train", "train_config"]
 
@@ -238,7 +239,8 @@ def train(
             write_whole(folder.config, toml)
     done = 0 if saved is None else saved.rounds
     if saved is not None and done >= options.rounds:
-        say(f"all {done} rounds are done already; give more with `--rounds`")
+        already = "the 1 round is" if done == 1 else f"all {done} rounds are"
+        say(f"{already} done already; give more with `--rounds`")
     # Before the log is opened, which cuts off what a finished run ends with: an extra may be missing.
     listeners = _listeners(folder, options, config, environment, say)
     keeper = Keeper(folder, identity, options, saved)
@@ -265,6 +267,8 @@ def train(
             callbacks=callbacks,
         )
         with writing(folder):
+            if environment["resumed"] and len(result.reports) == done:
+                _forget_resumption(folder, environment)
             keeper.finish(result)
         for listener in listeners:
             listener.finish(result)
@@ -280,8 +284,8 @@ def train(
         if not rounds:
             raise
         raise StoppedError(
-            f"stopped after {rounds} rounds; a checkpoint is written. Go on with: "
-            f"fmol resume {folder.path}"
+            f"stopped after {many(rounds, 'round')}; a checkpoint is written. See what there is with: "
+            f"fmol report {folder.path}. Go on with: fmol resume {folder.path}"
         ) from error
     except Exception as error:
         broken = error
@@ -309,13 +313,24 @@ def _note_environment(
         known = folder.read_json(folder.environment)
         at = 0 if saved is None else saved.rounds
         known["resumed"] = [*known.get("resumed", ()), {"round": at, **now}]
-        known["notes"] = [*known.get("notes", ()), f"Resumed after round {at}.", *notes]
+        known["notes"] = [*known.get("notes", ()), _resumption(at), *notes]
     else:
         known = {"command": command, "started": now, "resumed": [], "notes": list(notes)}
     if problem_file is not None:
         known["problem_file"] = folder.path_from_here(problem_file)
     folder.write_json(folder.environment, known)
     return known
+
+
+def _resumption(at: int) -> str:
+    return f"Resumed after round {at}."
+
+
+def _forget_resumption(folder: RunFolder, environment: dict[str, Any]) -> None:
+    """Takes back what was written before it was known that no round would be added."""
+    at = environment["resumed"].pop()["round"]
+    environment["notes"].remove(_resumption(at))
+    folder.write_json(folder.environment, environment)
 
 
 def _listeners(

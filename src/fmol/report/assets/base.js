@@ -90,6 +90,21 @@ function cut(text, room, size = 12) {
   return low ? letters.slice(0, low).join("") + "…" : "…";
 }
 
+/** Names without what all of them begin or end with, where one has no room: cut off they read alike. */
+function elide(names, room, size = 12) {
+  if (names.length < 2 || names.every((name) => textWidth(name, size) <= room)) return names;
+  const parts = names.map((name) => clean(name).split(/(?<=[\s,_/=-])/));
+  const fewest = Math.min(...parts.map((p) => p.length));
+  let front = 0,
+    back = 0;
+  while (front < fewest - 1 && parts.every((p) => p[front] === parts[0][front])) front += 1;
+  const fromEnd = (p) => p[p.length - 1 - back];
+  while (back < fewest - 1 - front && parts.every((p) => fromEnd(p) === fromEnd(parts[0]))) back += 1;
+  return parts.map(
+    (p) => (front ? "…" : "") + p.slice(front, p.length - back).join("") + (back ? "…" : ""),
+  );
+}
+
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 function deviation(values) {
   const middle = mean(values);

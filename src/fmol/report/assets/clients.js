@@ -2,10 +2,32 @@
 
 // ---- who has what ----------------------------------------------------------------------------
 
+/** How many samples of a client have a label of its portrait's objective `s`; null where that is not known. */
+const labelsOf = (client, s) => {
+  const at = client.holds.indexOf(s);
+  return at < 0 ? null : client.labelled[at];
+};
+const isPartly = (client, s) => {
+  const n = labelsOf(client, s);
+  return known(n) && (n === 0 || (known(client.samples) && n !== client.samples));
+};
+function labelWords(portrait) {
+  const of = (test) => portrait.clients.some((c) => portrait.objectives.some((_, s) => test(c, s)));
+  return [
+    of(isPartly) ? " Numbers are its samples with a label of the objective." : "",
+    of((c, s) => labelsOf(c, s) === 0)
+      ? " Grey: it holds the objective but has no label of it, so it takes no part in it."
+      : "",
+  ].join("");
+}
+/** The first three of some names, and how many more there are. */
+const few = (names) =>
+  listed(names.length > 4 ? [...names.slice(0, 3), `${names.length - 3} more`] : names);
+
 function holdings() {
   const portraits = data.portraits,
     ofPortrait = (p) =>
-      listed([...new Set(runs.filter((r) => r.portrait === p).map((r) => r.name))].slice(0, 3));
+      few(groups.filter((g) => g.runs.some((r) => runs[r].portrait === p)).map((g) => g.label));
   const federations = portraits.map((_, p) => [p, `${p + 1}: ${ofPortrait(p)}`]);
   const some = (p) =>
     p.size > p.clients.length
@@ -29,13 +51,22 @@ function holdings() {
           ]
         : [],
     say: () =>
-      `A filled cell: the client trains for that objective (the matrix A).${portraits[one.at].clients.some((c) => known(c.samples)) ? " Bars are its training samples." : ""}${some(portraits[one.at])}`,
+      `A filled cell: the client trains for that objective (the matrix A).${labelWords(portraits[one.at])}${portraits[one.at].clients.some((c) => known(c.samples)) ? " Bars are its training samples." : ""}${some(portraits[one.at])}`,
     draw(width, look, exporting) {
       const p = portraits[one.at],
         chosen = visibleObjectives().filter((s) => p.objectives.includes(objectives[s]));
       if (!chosen.length) return NONE_SHOWN;
       const holds = (r, s) => p.clients[r].holds.includes(p.objectives.indexOf(objectives[s]));
-      const known_ = p.clients.some((c) => known(c.samples));
+      const known_ = p.clients.some((c) => known(c.samples)),
+        partly = p.clients.some((c) => p.objectives.some((_, s) => isPartly(c, s)));
+      // Samples with a label; where all have one, that it is held.
+      const count = (r, c) => labelsOf(p.clients[r], p.objectives.indexOf(objectives[chosen[c]]));
+      const share = (r, c) => {
+        if (!holds(r, chosen[c])) return null;
+        const n = count(r, c);
+        if (!known(n)) return 1;
+        return n && known(p.clients[r].samples) ? Math.min(1, n / p.clients[r].samples) : n && 1;
+      };
       return drawHeat(
         {
           title: "Which client holds which objective",
@@ -44,14 +75,25 @@ function holdings() {
           rowLabel: "client",
           widest: 110,
           columnLabel: chosen.length > 12 ? "objective (by number where narrow)" : "objective",
-          value: (r, c) => (holds(r, chosen[c]) ? 1 : null),
-          color: (v, l) => amount(0.75, l),
+          value: share,
+          color: (v, l) => (v ? amount(0.2 + 0.55 * v, l) : l.grid),
+          text: partly ? (v, r, c) => (known(count(r, c)) ? whole(count(r, c)) : "") : null,
           keys: (r, c) => objectiveKeys(chosen[c]),
           bars: known_ ? { label: "samples", values: p.clients.map((c) => c.samples) } : null,
           tip: (r, c) => ({
             title: p.clients[r].id,
             rows: [
-              { name: objectives[chosen[c]], text: holds(r, chosen[c]) ? "held" : "not held" },
+              {
+                name: objectives[chosen[c]],
+                text: !holds(r, chosen[c])
+                  ? "not held"
+                  : count(r, c) === 0
+                    ? "held, without a label"
+                    : "held",
+              },
+              ...(isPartly(p.clients[r], p.objectives.indexOf(objectives[chosen[c]]))
+                ? [{ name: "samples with a label", text: whole(count(r, c)) }]
+                : []),
               { name: "training samples", text: whole(p.clients[r].samples) },
               ...(known(p.clients[r].held_out)
                 ? [{ name: "held-out samples", text: whole(p.clients[r].held_out) }]

@@ -198,7 +198,7 @@ function communication() {
   section(
     "communication",
     "Communication and time",
-    "Counted is what training would put on a wire; evaluating clients outside a cohort is not.",
+    "Counts what training would send over a network; evaluating clients outside a cohort is not counted.",
     lossCard(
       "traffic",
       "Loss against communication",

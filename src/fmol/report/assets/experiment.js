@@ -13,8 +13,14 @@ function claimList(claims) {
   return el("ul", { class: "claims" }, claims.map(item));
 }
 function experimentTable({ title, columns, rows }) {
+  const has = (sign) => rows.some(([, cells]) => cells.some((text) => text.includes(sign)));
+  const words = [
+    has("±") ? "Means over seeds; ± is half of their 95 % interval." : "",
+    has("[") ? "The paper’s numbers in brackets." : "",
+  ].filter(Boolean);
   return [
     el("h3", {}, title),
+    words.length ? el("p", { class: "say" }, words.join(" ")) : null,
     table(
       ["", ...columns],
       rows.map(([name, cells]) =>
@@ -37,9 +43,6 @@ function experiment() {
     reading,
     claims.length ? claimList(claims) : null,
     tables.map(experimentTable),
-    tables.length
-      ? el("p", { class: "say" }, "Means over seeds with a 95 % interval; the paper’s numbers in brackets.")
-      : null,
     figures.map(({ name, image }) => el("figure", { class: "card wide" }, el("img", { src: image, alt: name }))),
     note ? el("p", { class: "say" }, prose(note)) : null,
   );

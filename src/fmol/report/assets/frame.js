@@ -92,6 +92,11 @@ const swatch = (color, pattern) =>
 
 // ---- head ------------------------------------------------------------------------------------
 
+/** How many lines a comparison has, and of how many runs, where these are not the same. */
+const settingsAndRuns = () =>
+  groups.length === runs.length
+    ? many(runs.length, "run")
+    : `${many(groups.length, "setting")}, ${many(runs.length, "run")}`;
 /** What a report is of, in a line; an experiment without runs has its title alone. */
 function subtitle() {
   if (!runs.length) return "";
@@ -105,7 +110,7 @@ function subtitle() {
       ]
     : [
         listed(problems),
-        many(groups.length, "run"),
+        settingsAndRuns(),
         seeds > 1
           ? `${groups.every((g) => g.runs.length === seeds) ? "" : "up to "}${many(seeds, "seed")} each`
           : "",
@@ -162,7 +167,7 @@ const swatchFor = (kind, i) => el("span", { class: "swatch-cell", "data-swatch":
 
 let barOpen = false,
   searched = "";
-function chip(kind, i, name, hidden) {
+function chip(kind, i, name, hidden, short = name) {
   const count = kind === "objective" ? objectives.length : groups.length;
   const coloured = kind === "run" || single;
   const node = el(
@@ -183,7 +188,7 @@ function chip(kind, i, name, hidden) {
       onpointerleave: () => spotlight(null),
     },
     coloured ? swatch(colour(i, count, theme()), dash(i, count)) : null,
-    el("span", {}, kind === "objective" && manyObjectives ? `${i + 1} ${name}` : name),
+    el("span", {}, kind === "objective" && manyObjectives ? `${i + 1} ${short}` : short),
   );
   return node;
 }
@@ -243,6 +248,11 @@ function buildBar() {
     },
   });
   const parts = [];
+  const shortLabels = elide(
+    groups.map((g) => g.label),
+    240,
+    13,
+  );
   if (comparing)
     parts.push(
       el(
@@ -252,7 +262,7 @@ function buildBar() {
         el(
           "div",
           { class: "chips" },
-          groups.map((g, i) => chip("run", i, g.label, shown.hiddenGroups)),
+          groups.map((g, i) => chip("run", i, g.label, shown.hiddenGroups, shortLabels[i])),
         ),
         el("span", { class: "bar-end" }, all("run", shown.hiddenGroups, groups.length)),
       ),

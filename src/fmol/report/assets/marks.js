@@ -22,8 +22,9 @@ function legend(entries, x, y, width, look) {
   const group = sv("g", { class: "legend" });
   let dx = 0,
     dy = 0;
-  for (const entry of entries) {
-    const name = cut(entry.name, Math.min(width - 34, 240));
+  const names = elide(entries.map((entry) => entry.name), Math.min(width - 34, 240));
+  for (const [i, entry] of entries.entries()) {
+    const name = cut(names[i], Math.min(width - 34, 480));
     const wide = 30 + textWidth(name) + 16;
     if (dx && dx + wide > width) {
       dx = 0;
@@ -524,7 +525,7 @@ function drawHeat(what, width, look, exporting) {
     what.rows.every((_, r) =>
       what.columns.every((_, c) => {
         const v = what.value(r, c);
-        return !known(v) || textWidth(what.text(v), 10.5) <= cellWide - 4;
+        return !known(v) || textWidth(what.text(v, r, c), 10.5) <= cellWide - 4;
       }),
     );
   const cells = sv("g", { class: "cells" });
@@ -560,7 +561,7 @@ function drawHeat(what, width, look, exporting) {
         }),
       );
       if (worded) {
-        const words = what.text(value);
+        const words = what.text(value, r, c);
         cells.append(
           sv(
             "text",
@@ -1068,10 +1069,14 @@ function drawBars(what, width, look, exporting) {
   for (const t of xs.ticks)
     svg.append(sv("line", { x1: xs.at(t), x2: xs.at(t), y1: box.top, y2: box.bottom, stroke: look.grid }));
   svg.append(axes(box, xs, { ticks: [], at: () => 0 }, look, { xLabel: what.x.label }));
+  const names = elide(
+    what.rows.map((row) => row.name),
+    nameRoom - 10,
+  );
   what.rows.forEach((row, r) => {
     const y = box.top + r * tall + 5;
     svg.append(
-      write(box.left - 8, y + (tall - 10) / 2 + 4, cut(row.name, nameRoom - 10), look, {
+      write(box.left - 8, y + (tall - 10) / 2 + 4, cut(names[r], nameRoom - 10), look, {
         "text-anchor": "end",
         class: "tick y",
         fill: look.ink,

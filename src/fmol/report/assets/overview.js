@@ -183,113 +183,176 @@ function headline() {
     ),
   );
 
-  const words = [];
-  const multiple = runs.length > 1;
-  const who = (run, r) => (multiple ? [el("b", {}, `${run.name}, seed ${run.seed}`), ": "] : []);
-  runs.forEach((run, r) => {
-    for (const { objective, reason } of run.unheard)
-      words.push(
-        el(
-          "li",
-          { class: "alarm" },
-          who(run, r),
-          el("b", {}, "Nothing was learned for ", el("code", {}, objective)),
-          `: it had no update in any of ${many(run.done, "round")}. `,
-          prose(reason ? `The first that was refused: ${reason}.` : "No client that was asked sent one."),
-        ),
-      );
-  });
-  const stops = new Map();
-  runs.forEach((run) => {
-    const planned = run.stopped === `all ${run.done} rounds done`;
-    const text = run.finished
-      ? planned
-        ? run.done
-          ? `Ended as planned, after ${many(run.done, "round")}.`
-          : "No round was asked for."
-        : `Ended after ${many(run.done, "round")}: ${(run.stopped || "no reason was recorded").replace(/\.$/, "")}.`
-      : `This run has not ended: ${many(run.done, "round")} so far, and the trained model was not evaluated.`;
-    stops.set(text, [...(stops.get(text) || []), run]);
-  });
-  for (const [text, those] of stops) {
-    const kind = those[0].finished ? "quiet" : "warn";
-    words.push(
-      el(
-        "li",
-        { class: kind },
-        multiple && stops.size > 1
-          ? [
-              el(
-                "b",
-                {},
-                those.length > 3
-                  ? `${those.length} of ${runs.length} runs`
-                  : listed(those.map((r) => `${r.name}, seed ${r.seed}`)),
-              ),
-              ": ",
-            ]
-          : [],
-        prose(text),
-      ),
-    );
-  }
-  let alarms = 0;
-  runs.forEach((run, r) => {
-    for (const alarm of run.alarms) {
-      alarms += 1;
-      const when = alarm.stands
-          ? `since round ${alarm.since}, until the end`
-          : `rounds ${alarm.since} to ${alarm.until}`,
-        times = alarm.times > 1 ? `, the last of ${alarm.times} times` : "";
-      words.push(
-        el(
-          "li",
-          { class: "alarm" },
-          who(run, r),
-          el("b", {}, `Alarm, ${alarm.kind}`),
-          ` (${when}${times}): `,
-          prose(alarm.message),
-        ),
-      );
-    }
-    if (run.refused.count) {
-      words.push(
-        el(
-          "li",
-          { class: "warn" },
-          who(run, r),
-          el("b", {}, `${many(run.refused.count, "refusal")}. `),
-          el(
-            "details",
-            {},
-            el("summary", {}, "What and why"),
-            el(
-              "ul",
-              {},
-              run.refused.first.map((text) => el("li", {}, prose(text))),
-            ),
-            run.refused.count > run.refused.first.length
-              ? `… ${run.refused.count - run.refused.first.length} more`
-              : "",
-          ),
-        ),
-      );
-    }
-    for (const fact of [...run.facts, ...run.notes])
-      words.push(el("li", { class: "note" }, who(run, r), prose(fact)));
-  });
-  // Quiet would be misread beside an objective that was never heard.
-  if (!alarms && !runs.some((run) => run.unheard.length))
-    words.push(el("li", { class: "quiet" }, "No alarm stood at any time."));
-
   section(
     "overview",
     "At a glance",
     summary(),
     el("div", { class: "tiles" }, tiles),
-    el("ul", { class: "words" }, words),
+    el("ul", { class: "words" }, happenings()),
     single ? finalTable() : compareTable(),
   );
+}
+
+/** Some runs by name, whole settings by theirs; nothing where there is one run only. */
+function whose(those) {
+  if (runs.length === 1) return "";
+  if (those.length === runs.length) return `all ${runs.length} runs`;
+  const left = new Set(those);
+  const names = groups
+    .filter((g) => g.runs.every((r) => left.has(runs[r])))
+    .map((g) => {
+      g.runs.forEach((r) => left.delete(runs[r]));
+      return g.label;
+    });
+  return few([...names, ...[...left].map((run) => `${run.name}, seed ${run.seed}`)]);
+}
+const whoIn = (those) => {
+  const who = whose(those);
+  return who ? [el("span", { class: "who" }, who), ": "] : [];
+};
+
+const MOST_BOXES = 5;
+/** What a reader should know, a box each: the same in several runs once, and of many the rest folded. */
+function happenings() {
+  const boxes = new Map();
+  /** Adds to the box `key`, begun with `head`, what it says of a run: once where it is the same. */
+  const add = (kind, key, run, head, said) => {
+    const box = boxes.get(`${kind} ${key}`) || { kind, head, runs: [], said: new Map() };
+    boxes.set(`${kind} ${key}`, box);
+    if (!box.runs.includes(run)) box.runs.push(run);
+    box.said.set(said, [...(box.said.get(said) || []), run]);
+  };
+  runs.forEach((run) => {
+    for (const { objective, reason } of run.unheard)
+      add(
+        "alarm",
+        `unheard ${objective}`,
+        run,
+        `Nothing was learned for \`${objective}\`:`,
+        `it had no update in any of ${many(run.done, "round")}. ${reason ? `The first that was refused: ${reason}.` : "No client that was asked sent one."}`,
+      );
+    for (const alarm of run.alarms) {
+      const when = alarm.stands
+          ? `since round ${alarm.since}, until the end`
+          : `rounds ${alarm.since} to ${alarm.until}`,
+        times = alarm.times > 1 ? `, the last of ${alarm.times} times` : "";
+      add(
+        "alarm",
+        `${alarm.kind} ${alarm.objective}`,
+        run,
+        `Alarm, ${alarm.kind}${comparing || runs.length > 1 ? ` of \`${alarm.objective}\`` : ""}`,
+        `(${when}${times}): ${alarm.message}`,
+      );
+    }
+    for (const fact of [...run.facts, ...run.notes]) add("note", fact, run, "", fact);
+  });
+  const said = ({ said }) => {
+    const [[first], ...others] = said;
+    if (!others.length) return prose(first);
+    return [
+      prose(first),
+      el(
+        "details",
+        {},
+        el("summary", {}, `${whole(others.length)} more, of other runs`),
+        el(
+          "ul",
+          {},
+          others.map(([text, those]) => el("li", {}, whoIn(those), prose(text))),
+        ),
+      ),
+    ];
+  };
+  const boxOf = (box) =>
+    el(
+      "li",
+      { class: box.kind },
+      whoIn(box.runs),
+      box.head ? [el("b", {}, prose(box.head)), " "] : [],
+      box.said.size > 1 ? whoIn([...box.said][0][1]) : [],
+      said(box),
+    );
+  const folded = (kind, word) => {
+    const found = [...boxes.values()].filter((box) => box.kind === kind).map(boxOf);
+    if (found.length <= MOST_BOXES + 1) return found;
+    const rest = found.slice(MOST_BOXES);
+    return [
+      ...found.slice(0, MOST_BOXES),
+      el(
+        "li",
+        { class: kind },
+        el(
+          "details",
+          {},
+          el("summary", {}, `${many(rest.length, `more ${word}`)}`),
+          el("ul", { class: "words" }, rest),
+        ),
+      ),
+    ];
+  };
+  const alarms = folded("alarm", "alarm");
+  // Quiet would be misread beside an objective that was never heard.
+  const quiet = alarms.length ? [] : [el("li", { class: "quiet" }, "No alarms.")];
+  return [...alarms, ...endings(), ...refusals(), ...folded("note", "note"), ...quiet];
+}
+
+/** Why runs ended. */
+function endings() {
+  const stops = new Map();
+  runs.forEach((run) => {
+    const planned = [`all ${run.done} rounds done`, `${run.done} round done`].includes(run.stopped);
+    const text = run.finished
+      ? planned
+        ? run.done
+          ? "planned"
+          : "No round was asked for."
+        : `Ended after ${many(run.done, "round")}: ${(run.stopped || "no reason was recorded").replace(/\.$/, "")}.`
+      : `This run has not ended: ${many(run.done, "round")} so far, and the trained model was not evaluated.`;
+    stops.set(text, [...(stops.get(text) || []), run]);
+  });
+  const rounds = (those) =>
+    those.length > 1 && new Set(those.map((r) => r.done)).size > 1
+      ? `${several(those.map((r) => r.done))} rounds`
+      : many(those[0].done, "round");
+  return [...stops].map(([text, those]) =>
+    el(
+      "li",
+      { class: those[0].finished ? "quiet" : "warn" },
+      stops.size > 1 ? whoIn(those) : [],
+      prose(text === "planned" ? `Ended as planned, after ${rounds(those)}.` : text),
+    ),
+  );
+}
+
+function refusals() {
+  const refused = runs.filter((run) => run.refused.count);
+  const what = ({ count, first }) => [
+    el(
+      "ul",
+      {},
+      first.map((text) => el("li", {}, prose(text))),
+    ),
+    count > first.length ? `… ${count - first.length} more` : "",
+  ];
+  if (!refused.length) return [];
+  const total = refused.reduce((sum, run) => sum + run.refused.count, 0);
+  return [
+    el(
+      "li",
+      { class: "warn" },
+      whoIn(refused),
+      el("b", {}, `${many(total, "refusal")}. `),
+      el(
+        "details",
+        {},
+        el("summary", {}, "What and why"),
+        refused.map((run) => [
+          refused.length > 1 ? el("p", {}, whoIn([run])) : null,
+          what(run.refused),
+        ]),
+      ),
+    ),
+  ];
 }
 
 function finalTable() {

@@ -29,7 +29,7 @@ function copyButton(text) {
   return button;
 }
 /** A configuration as its file has it, one block per table. */
-function tomlOf(pairs, copied = true) {
+function tomlOf(pairs, copied = "") {
   const tables = new Map();
   for (const [key, value] of pairs) {
     const [, head, rest] = key.match(/^([^.]+)\.(.+)$/s) || [null, "", key];
@@ -50,7 +50,7 @@ function tomlOf(pairs, copied = true) {
         ),
       ),
     ),
-    copied ? el("p", { class: "say" }, copyButton(text), " all of it, for a config file") : null,
+    copied ? el("p", { class: "say" }, copyButton(text), copied) : null,
   ];
 }
 function methods() {
@@ -130,10 +130,10 @@ function methods() {
     "How it was done",
     comparing ? "What differs between the runs stands first." : "",
     el("h3", {}, "Configuration"),
-    single && runs[0].config.length ? tomlOf(runs[0].config) : tableOfPairs("config", "Configuration"),
+    single && runs[0].config.length ? tomlOf(runs[0].config, runs[0].problem ? " all of it, for a config file" : " all of it") : tableOfPairs("config", "Configuration"),
     el("h3", {}, "Environment"),
     single && runs[0].environment.length
-      ? tomlOf(runs[0].environment, false)
+      ? tomlOf(runs[0].environment)
       : tableOfPairs("environment", "Environment"),
     el("h3", {}, "Do it again"),
     commands.length ? folded : el("p", { class: "nothing" }, "No command was recorded with this run."),

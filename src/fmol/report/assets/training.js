@@ -479,7 +479,7 @@ function direction() {
         log: true,
         y: "squared length",
         say: () =>
-          `Towards zero no step helps every objective any more.${measured(["stationarity"]).length ? " ‖d*‖² on true gradients is the paper's measure with the best weights." : " True gradients were not asked for, so only the direction taken is drawn."}`,
+          `Near zero, no step improves all objectives.${measured(["stationarity"]).length ? " ‖d*‖² on true gradients is the paper's measure with the best weights." : " True gradients were not asked for, so only the direction taken is drawn."}`,
         none: noUpdates(),
       }),
       scalarCard({
