@@ -261,7 +261,7 @@ def test_heads_that_a_lane_does_not_use_do_not_break_it() -> None:
     holders = [("a", "b"), ("a",), ("a",)]
     result = both(Rates, losses, inputs=outlier, holders=holders)
     assert not any(report.refused for report in result.reports)
-    assert any("computed again by themselves" in note for note in result.reports[0].notes)
+    assert any("computed again alone" in note for note in result.reports[0].notes)
 
 
 def test_one_client_without_numbers_does_not_make_all_others_slow() -> None:

@@ -30,6 +30,7 @@ from fmol.layout import FlatModel, all_finite, squared_norm
 from fmol.local import correction_of, descend, local_work, own_stream, pure_forward
 from fmol.objectives import Objective
 from fmol.precision import Precision, products, step_dtype
+from fmol.wording import many
 
 __all__ = ["VectorizedEngine"]
 
@@ -253,7 +254,7 @@ class VectorizedEngine(SequentialEngine):
         self._end()
         self._one_by_one(chunk, fold, work, transforms, tally)
         tally.notes.append(
-            f"{len(chunk)} clients were computed one by one, since side by side they failed "
+            f"{many(len(chunk), 'client')} computed one by one, since side by side they failed "
             f"({first_line(error)})"
         )
 
@@ -302,9 +303,7 @@ class VectorizedEngine(SequentialEngine):
             again += 1
         if not again:
             return rows
-        self._say(
-            f"{again} lanes were computed again by themselves: outputs they do not use overflow"
-        )
+        self._say(f"{many(again, 'lane')} computed again alone: outputs they do not use overflow")
         # Another tensor, by which a fold can tell that its sums are not of these rows.
         return Rows(rows.deltas.view_as(rows.deltas), moved, finite, squares)
 
