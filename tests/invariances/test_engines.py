@@ -688,6 +688,18 @@ def test_auto_runs_what_cannot_be_batched_one_by_one() -> None:
     assert "engine sequential: what the model says of a sample" in result.reports[0].notes[0]
 
 
+def test_auto_runs_one_by_one_what_fails_while_it_is_measured() -> None:
+    class OwnError(Exception):
+        pass
+
+    class Failing(AutoEngine):
+        def _steps(self, *arguments: Any) -> Any:
+            raise OwnError("not side by side")
+
+    result = fit(federation(), FSMGDA(local_steps=2), rounds=1, device="cpu", engine=Failing)
+    assert "steps side by side failed (OwnError: not side by side)" in result.reports[0].notes[0]
+
+
 def test_measuring_leaves_no_trace_in_the_results() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
     problem, algorithm = federation(model=net), FSMGDA(local_steps=3, batch_size=4)

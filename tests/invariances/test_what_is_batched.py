@@ -130,6 +130,49 @@ def test_metrics_of_samples_that_depend_on_the_others() -> None:
     both(linear, metrics=ranks)
 
 
+class OwnError(Exception):
+    """What a user's own code may raise."""
+
+
+def test_metrics_that_fail_on_a_few_samples_are_asked_client_by_client() -> None:
+    """As precision does without a positive among them."""
+
+    def failing(out: Tensor, y: Tensor) -> Tensor:
+        if len(out) < 5:
+            raise OwnError("too few")
+        return out[:, 0]
+
+    def dividing(out: Tensor, y: Tensor) -> Tensor:
+        return out[:, 0] * (1 / (len(out) // 5))
+
+    result = both(linear, metrics={"failing": failing, "dividing": dividing})
+    assert result.reports[0].notes == ()
+
+
+def test_losses_that_fail_on_a_few_samples_are_computed_one_by_one() -> None:
+    def failing(out: Tensor, y: Tensor) -> Tensor:
+        if len(out) == 8:
+            raise OwnError("just as many as are tried")
+        return (out[:, 0] - y[:, 0]) ** 2
+
+    result = both(linear, (failing, square(1)))
+    assert "(OwnError: just as many as are tried)" in result.reports[0].notes[0]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "auto"])
+def test_losses_and_metrics_that_fail_at_a_client_do_so_with_its_name(engine: str) -> None:
+    def failing(out: Tensor, y: Tensor) -> Tensor:
+        if len(out) in (7, 8):  # The last client has seven, and eight are tried.
+            raise OwnError("seven of them")
+        return out[:, 0]
+
+    told: list[dict[str, Any]] = [{"metrics": {"failing": failing}}, {"losses": (failing,)}]
+    for options in told:
+        with pytest.raises(OwnError, match="seven") as error:
+            trained(engine, linear(), **options)
+        assert "client `c2`" in "".join(error.value.__notes__)
+
+
 def test_a_loss_that_cannot_be_batched_at_a_client_that_was_not_looked_at() -> None:
     def above(out: Tensor, y: Tensor) -> Tensor:
         return ((out[:, 1] - y[:, 1])[y[:, 1] > -5] ** 2).mean()

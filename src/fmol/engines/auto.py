@@ -15,7 +15,6 @@ from torch.nn.modules.conv import _ConvNd
 
 from fmol import rng
 from fmol.engines.gradients import first_line
-from fmol.engines.probe import BROKEN
 from fmol.engines.seam import Ask, Fold, Receipt, Transform, Work
 from fmol.engines.sequential import SequentialEngine, say_where
 from fmol.engines.vectorized import VectorizedEngine
@@ -126,9 +125,9 @@ class AutoEngine(VectorizedEngine):
             return f"engine sequential: steps of {size} parameters are bound by memory"
         try:
             apart, together, lanes = self._time(asks)
-        except BROKEN as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what truly fails fails one after the other too.
             self._settle("sequential")
             return f"engine sequential: steps side by side failed ({first_line(error)})"
         told = (

@@ -30,13 +30,8 @@ from fmol.layout import FlatModel
 from fmol.local import mixture_loss, pure_forward
 from fmol.objectives import Objective, WholeSet
 
-__all__ = ["BROKEN", "Trial", "lane_bytes"]
+__all__ = ["Trial", "lane_bytes"]
 
-BROKEN = (
-    RuntimeError, ValueError, TypeError, NotImplementedError, KeyError, IndexError, AttributeError,
-    AssertionError,
-)  # fmt: skip
-"""What a model or a loss that cannot be batched raises."""
 SAMPLES = 8
 CLIENTS = 8
 """How many clients are looked at for one that has two samples and finite gradients."""
@@ -86,10 +81,11 @@ class Trial:
                     self._try_gradients(asks, site_of)
             except NoNumbersError as error:
                 return str(error)  # The next round may have other clients.
-            except BROKEN as error:
-                self.reason = f"the model cannot be batched over lanes ({first_line(error)})"
             except _UnfitError as error:
                 self.reason = str(error)
+            except Exception as error:  # noqa: BLE001 - one's own model and losses may raise anything.
+                why = first_line(error)
+                self.reason = f"the model or a loss cannot be batched over lanes ({why})"
         return self.reason
 
     # ---- the model ---------------------------------------------------------------------------
@@ -216,7 +212,7 @@ class Trial:
                     pass  # One number for sets of different sizes: told apart where they are taken.
                 except NoNumbersError:
                     raise
-                except BROKEN as error:
+                except Exception as error:  # noqa: BLE001 - one's own losses may raise anything.
                     self._single[name] = first_line(error)
         if _versions(targets) != versions:
             raise _UnfitError(f"the loss of objective `{name}` changes what it is given in place")
@@ -241,7 +237,7 @@ class Trial:
                     torch.cat([part for part in parts if part is not None]), whole
                 )
                 why = "" if same else DEPENDS
-            except BROKEN as error:
+            except Exception as error:  # noqa: BLE001 - one's own losses may raise anything.
                 why = first_line(error)
             if why:
                 self._apart[objective.name, name] = why

@@ -17,7 +17,7 @@ from fmol.data import Samples, TensorSamples, as_samples, is_lazy
 from fmol.engines.gradients import LaneGradients, first_line
 from fmol.engines.memory import free_memory
 from fmol.engines.pool import Pool, make_pool
-from fmol.engines.probe import BROKEN, Trial, lane_bytes
+from fmol.engines.probe import Trial, lane_bytes
 from fmol.engines.replies import Replies, Rows, Steps
 from fmol.engines.schedule import Job
 from fmol.engines.scores import Scorer, Scores
@@ -210,9 +210,9 @@ class VectorizedEngine(SequentialEngine):
         started = perf_counter()
         try:
             taken = self._take(chunk, sites, pool)
-        except BROKEN as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what is wrong at a client is said by it alone.
             self._one_by_one_after(error, chunk, fold, work, transforms, tally)
             return []
         if taken is None:
@@ -228,9 +228,9 @@ class VectorizedEngine(SequentialEngine):
             worker.draw_ahead()
         try:
             scores, held_out = self._scores(chunk, sites, pool)  # Here it waits for the device.
-        except BROKEN as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what is wrong at a client is said by it alone.
             self._one_by_one_after(error, chunk, fold, work, transforms, tally)
             return []
         replies = Replies(chunk, sites, jobs, self.federation.layout, transforms, fold)

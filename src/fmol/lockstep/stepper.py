@@ -19,7 +19,6 @@ from fmol import rng
 from fmol.data import TensorSamples
 from fmol.engines import VectorizedEngine
 from fmol.engines.pool import Pool, make_pool
-from fmol.engines.probe import BROKEN
 from fmol.engines.schedule import BatchTables, Job
 from fmol.engines.seam import Ask, LocalConfig
 from fmol.local import batch_rows
@@ -80,10 +79,9 @@ class Stepper(VectorizedEngine):
                 worker.lane_bytes = each
             try:
                 steps = self._descend(jobs, pool)
-            except BROKEN as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                # Each run takes its own, then, and fails with words of its own or not at all.
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - each run fails with words of its own, or not.
                 logger.info("lanes of several runs failed side by side: %s", error)
                 return
         if self._most < allowed:  # Memory ran out, and is no more in the next round.
