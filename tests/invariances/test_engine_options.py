@@ -658,6 +658,33 @@ def test_where_memory_runs_out_for_anchors_half_of_the_clients_are_taken_at_a_ti
     assert "memory ran out: 2 lanes at a time from here on" in other.reports[0].notes
 
 
+def test_where_memory_runs_out_while_a_lane_is_weighed_one_is_taken_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+    weighed = iter([True, False])
+
+    def scarce(*arguments: Any) -> tuple[int, int]:
+        if next(weighed):
+            raise torch.OutOfMemoryError("pretended")
+        return lane_bytes(*arguments)
+
+    class Counting(VectorizedEngine):
+        def _steps(self, jobs: Any, pool: Any) -> Any:
+            taken.append(len(jobs))
+            return super()._steps(jobs, pool)
+
+    monkeypatch.setattr(vectorized, "lane_bytes", scarce)
+    problem = federation([("a",)] * 3, sizes=[6] * 3, names=("a",))
+    algorithm = FSMGDA(local_steps=2, batch_size=4)
+    one = fit(problem, algorithm, rounds=2, device="cpu")
+    other = fit(problem, algorithm, rounds=2, device="cpu", engine=Counting)
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
+    assert taken == [1, 1, 1, 3]
+    assert any("while a lane was weighed" in note for note in other.reports[0].notes)
+    assert other.reports[1].notes == ()
+
+
 SCORED = "samples at a time are evaluated from here on"
 
 

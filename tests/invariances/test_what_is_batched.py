@@ -369,3 +369,15 @@ def test_a_chunk_that_fails_side_by_side_is_computed_one_by_one() -> None:
 
     result = both(model, inputs=images, sizes=(9, 9, 9))
     assert any("side by side they failed" in note for note in result.reports[0].notes)
+
+
+def test_lanes_that_cannot_be_weighed_are_computed_one_by_one() -> None:
+    """What fails side by side only with as many samples as a batch has."""
+
+    def fussy(out: Tensor, y: Tensor) -> Tensor:
+        if torch._C._functorch.is_batchedtensor(out) and len(out) == 4:
+            raise OwnError("four of them")
+        return (out[:, 0] - y[:, 0]) ** 2
+
+    result = both(linear, (fussy, square(1)))
+    assert "side by side they failed (OwnError: four of them)" in result.reports[0].notes[0]

@@ -442,7 +442,13 @@ class VectorizedEngine(SequentialEngine):
         width = min(first.local.batch_size or len(site.samples), len(site.samples))
         key = (width, bool(first.local.anchor))
         if key not in self._limits:
-            each, largest = lane_bytes(first, site, self._gradients, width)
+            try:
+                each, largest = lane_bytes(first, site, self._gradients, width)
+            except torch.OutOfMemoryError:
+                self._warn("memory ran out while a lane was weighed: one at a time in this round")
+                return 1
+            except Exception:  # noqa: BLE001 - its steps fail as well, and are looked after there.
+                return MOST_LANES
             # A lane's own anchors, those of all lanes side by side, and what a graph has of them.
             layers = anchored_layers(site, first.local)
             each += 3 * sum(layer.width**2 for layer in layers) * site.model.x.element_size()
