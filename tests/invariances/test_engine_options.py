@@ -32,7 +32,7 @@ from fmol.engines import (
     worker,
 )
 from fmol.engines.convolutions import _last
-from fmol.engines.probe import lane_bytes
+from fmol.engines.probe import _Largest, lane_bytes
 from fmol.engines.schedule import BatchTables, Draw
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
 from fmol.layout import FlatModel
@@ -464,6 +464,19 @@ def test_the_largest_tensor_of_a_lane_is_what_a_step_makes_and_not_its_data() ->
     )
     _, largest = lane_bytes(ask, engine._site("c0"), engine._gradients, 8)
     assert largest == 8 * 500 * 4
+
+
+def test_what_is_tried_takes_no_copy_of_clients_data() -> None:
+    problem = federation([("a", "b", "c")] * 4, sizes=[1000] * 4)
+    engine = VectorizedEngine(problem, seed=0, device="cpu")
+    plan = Plan(0, tuple(problem.population.ids()))
+    x = problem.layout.flatten(dict(problem.model.named_parameters()))
+    local = LocalConfig(lr=0.1, steps=1, batch_size=4)
+    lanes = [Lane("a", {"a": 1.0})]
+    asks = [plan.ask(problem.client(id), x, lanes=lanes, local=local) for id in plan.cohort]
+    with _Largest() as largest:
+        assert engine._why_not(asks, None) is None
+    assert largest.bytes < 1000 * 5 * 8
 
 
 class Overlapping(VectorizedEngine):

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fmol import rng
-from fmol.data import tree_leaves, tree_map
+from fmol.data import Samples, TensorSamples, tree_leaves, tree_map
 from fmol.engines.gradients import LaneGradients, first_line
 from fmol.engines.lanes import Batch, NotBatchedError, Pull, pull_losses
 from fmol.engines.pool import Pool, make_pool
@@ -93,7 +93,11 @@ class Trial:
     def _try_outputs(self, asks: Sequence[Ask], site_of: Callable[[Ask], Site]) -> None:
         """Raises where what the module returns cannot be taken apart by samples."""
         sites = [site_of(ask) for ask in asks[:CLIENTS]]
-        pool = make_pool([ask.client for ask in asks[:CLIENTS]], [each.samples for each in sites])
+        # A few of each: put together, all that clients have would be in memory twice.
+        pool = make_pool(
+            [ask.client for ask in asks[:CLIENTS]],
+            [_first_of(each.samples, SAMPLES) for each in sites],
+        )
         if pool is None:
             pool = _pool_of(asks[0], sites[0])
         site, model = sites[0], sites[0].model
@@ -251,6 +255,13 @@ def _pool_of(ask: Ask, site: Site) -> Pool:
     if pool is None:
         raise _UnfitError("the clients' data are not tensors in memory")
     return pool
+
+
+def _first_of(samples: Samples, count: int) -> Samples:
+    """The first of some samples, where they are tensors: others are not put together."""
+    if not isinstance(samples, TensorSamples):
+        return samples
+    return TensorSamples(*samples.span(0, count))
 
 
 def _several_first(sites: Sequence[tuple[Ask, Site]]) -> list[tuple[Ask, Site]]:
