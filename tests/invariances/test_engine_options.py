@@ -698,6 +698,46 @@ def test_where_memory_runs_out_while_a_lane_is_weighed_one_is_taken_at_a_time(
     assert other.reports[1].notes == ()
 
 
+def _running_out(times: int, lanes: bool) -> tuple[Federation, list[int]]:
+    """A federation whose first loss is out of memory the first times that it is asked, about one lane
+    or about several, and about how many samples it was asked."""
+    asked: list[int] = []
+
+    def scarce(out: Tensor, y: Tensor) -> Tensor:
+        if torch._C._functorch.is_batchedtensor(out) == lanes:
+            asked.append(len(out))
+            if len(asked) <= times:
+                raise torch.OutOfMemoryError("pretended")
+        return squared_error(0)(out, y)
+
+    plain = federation(sizes=[12] * 4)
+    first, *others = plain.objectives
+    clients = [plain.client(id) for id in plain.population.ids()]
+    return Federation(plain.model, [replace(first, loss=scarce), *others], clients), asked
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("when", [1, 2])
+def test_where_memory_runs_out_half_as_many_samples_are_tried(when: int, lanes: bool) -> None:
+    problem, asked = _running_out(when, lanes)
+    algorithm = FSMGDA(local_steps=2, batch_size=4)
+    other = fit(problem, algorithm, rounds=2, device="cpu", engine="vectorized")
+    one = fit(federation(sizes=[12] * 4), algorithm, rounds=2, device="cpu")
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
+    assert asked[: when + 1] == [8, 4, 2][: when + 1]
+    assert _notes(other) == []
+
+
+def test_where_memory_runs_out_for_a_few_samples_the_next_round_tries_again() -> None:
+    problem, _ = _running_out(3, False)
+    algorithm = FSMGDA(local_steps=2, batch_size=4)
+    other = fit(problem, algorithm, rounds=2, device="cpu", engine="vectorized")
+    one = fit(federation(sizes=[12] * 4), algorithm, rounds=2, device="cpu")
+    assert relative(flat(other.model), flat(one.model)) < 1e-10
+    assert "one by one: memory ran out while it was tried" in other.reports[0].notes[0]
+    assert other.reports[1].notes == ()
+
+
 SCORED = "samples at a time are evaluated from here on"
 
 

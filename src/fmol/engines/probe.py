@@ -32,7 +32,8 @@ from fmol.objectives import Objective, WholeSet
 
 __all__ = ["Trial", "lane_bytes"]
 
-SAMPLES = 8
+SAMPLES, FEWEST = 8, 2
+"""How many samples of a client are looked at, and how few where memory runs out."""
 CLIENTS = 8
 """How many clients are looked at for one that has two samples and finite gradients."""
 DEPENDS = "what it says of a sample depends on the others in its batch"
@@ -59,6 +60,7 @@ class Trial:
         """Objectives whose loss leaves some outputs alone, as those of other objectives' heads."""
         self._known: set[str] = set()
         self._outputs_are_fine = self._gradients_are_fine = False
+        self._samples = SAMPLES
         self.reason: str | None = None
         """Why nothing is batched, once it is known; None where it is, or nothing is known yet."""
 
@@ -72,15 +74,21 @@ class Trial:
 
     def why_not(self, asks: Sequence[Ask], site_of: Callable[[Ask], Site]) -> str | None:
         """Why such asks cannot be batched; None where they can."""
-        if self.reason is None:
+        while self.reason is None:
             try:
                 if not self._outputs_are_fine:
                     self._try_outputs(asks, site_of)
                 self._try_objectives(asks, site_of)
                 if not self._gradients_are_fine:
                     self._try_gradients(asks, site_of)
+                return None
             except NoNumbersError as error:
                 return str(error)  # The next round may have other clients.
+            except torch.OutOfMemoryError:
+                # It says nothing of the model, and the next round may have more of it.
+                if self._samples <= FEWEST:
+                    return "memory ran out while it was tried on a few samples"
+                self._samples //= 2
             except _UnfitError as error:
                 self.reason = str(error)
             except Exception as error:  # noqa: BLE001 - one's own model and losses may raise anything.
@@ -96,7 +104,7 @@ class Trial:
         # A few of each: put together, all that clients have would be in memory twice.
         pool = make_pool(
             [ask.client for ask in asks[:CLIENTS]],
-            [_first_of(each.samples, SAMPLES) for each in sites],
+            [_first_of(each.samples, self._samples) for each in sites],
         )
         if pool is None:
             pool = _pool_of(asks[0], sites[0])
@@ -104,7 +112,7 @@ class Trial:
         model.load(asks[0].x)
         # Copies, since a model may write to what it is given; of several clients, who may have one
         # sample each.
-        inputs = _copy(pool.span(0, min(SAMPLES, pool.total))[0])
+        inputs = _copy(pool.span(0, self._samples)[0])
         versions = _versions(inputs)
         with _tried(site), torch.no_grad():
             for training in (False, True):
@@ -135,7 +143,7 @@ class Trial:
 
     def _try_lanes(self, lanes: tuple[Lane, Lane], ask: Ask, site: Site) -> None:
         model = site.model
-        inputs, targets = _copy(_pool_of(ask, site).span(0, SAMPLES))
+        inputs, targets = _copy(_pool_of(ask, site).span(0, self._samples))
         batch = _padded(inputs, targets, model.x.device)
         starts = torch.stack([ask.x, ask.x * 1.01])
         with model.mode(training=False):
@@ -176,7 +184,7 @@ class Trial:
         for ask, site in _several_first(sites):
             if ask.client not in seen:
                 with _tried(site):
-                    seen[ask.client] = _seen(ask, site)
+                    seen[ask.client] = _seen(ask, site, self._samples)
             try:
                 self._try_objective(site.objectives[name], *seen[ask.client], ask, site)
             except NoNumbersError as error:
@@ -214,7 +222,7 @@ class Trial:
                         _compare(mine, want, model, ask)
                 except NotBatchedError:
                     pass  # One number for sets of different sizes: told apart where they are taken.
-                except NoNumbersError:
+                except (NoNumbersError, torch.OutOfMemoryError):
                     raise
                 except Exception as error:  # noqa: BLE001 - one's own losses may raise anything.
                     self._single[name] = first_line(error)
@@ -241,6 +249,8 @@ class Trial:
                     torch.cat([part for part in parts if part is not None]), whole
                 )
                 why = "" if same else DEPENDS
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:  # noqa: BLE001 - one's own losses may raise anything.
                 why = first_line(error)
             if why:
@@ -269,10 +279,10 @@ def _several_first(sites: Sequence[tuple[Ask, Site]]) -> list[tuple[Ask, Site]]:
     return sorted(sites, key=lambda pair: len(pair[1].samples) < 2)
 
 
-def _seen(ask: Ask, site: Site) -> tuple[Any, Any]:
+def _seen(ask: Ask, site: Site, count: int) -> tuple[Any, Any]:
     """What the model says of a client's first samples at two starts, `[2, B, …]`, and their targets."""
     model = site.model
-    inputs, targets = _copy(_pool_of(ask, site).span(0, SAMPLES))
+    inputs, targets = _copy(_pool_of(ask, site).span(0, count))
     outputs = []
     with model.mode(training=False), torch.no_grad():
         for start in (ask.x, ask.x * 1.01):
