@@ -79,7 +79,8 @@ def fit(
     asked = {
         "rounds": rounds,
         "seed": seed,
-        "engine": engine,
+        # In words: what makes engines may keep the one that it made, and all that is in that.
+        "engine": engine if isinstance(engine, str) else in_words(engine),
         "device": str(device),
         "participation": participation,
         "evaluate": evaluate,

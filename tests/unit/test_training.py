@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,8 @@ from torch import Tensor, nn
 
 import fmol
 from fmol import FMGDA, FSMGDA, MGD, SMGD, Alone, Client, FedAvg, Federation, Objective, fit
+from fmol.engines import EngineFactory, SequentialEngine
+from fmol.engines.seam import Engine
 from fmol.participation import Fraction, Number
 from fmol.rules import Context, Fixed, MinNorm
 from fmol.schedules import InverseSqrt
@@ -608,6 +613,33 @@ def test_a_record_has_what_the_run_was_asked_for_and_how_to_ask_again() -> None:
     assert config["participation"]["name"] == "fraction"
     assert config["algorithm"]["local_lr"] == "halve"
     assert {"torch", "device", "started"} <= set(record.environment)
+
+
+def test_a_record_names_the_engine_as_it_was_given() -> None:
+    def told(engine: Any) -> tuple[str, str]:
+        record = fit(federation(), FMGDA(local_steps=1), rounds=1, engine=engine).record()
+        return record.config["engine"], record.command.rpartition(", ")[2]
+
+    assert told("vectorized") == ("vectorized", "engine='vectorized')")
+    assert told(SequentialEngine) == ("SequentialEngine", "engine=SequentialEngine)")
+    found, call = told(partial(SequentialEngine, cache_bytes=9))
+    assert found == "partial(SequentialEngine, cache_bytes=9)"
+    assert call == "cache_bytes=9))"
+
+
+def test_a_result_does_not_keep_the_engine_that_made_it() -> None:
+    """Which has all data in the memory of the device; also where others share the engine."""
+
+    def given(engine: Engine) -> EngineFactory:
+        return lambda *_, **__: engine
+
+    machine = SequentialEngine(federation())
+    result = fit(machine.federation, FMGDA(local_steps=1), rounds=1, engine=given(machine))
+    kept = weakref.ref(machine)
+    del machine
+    gc.collect()
+    assert kept() is None
+    assert result.record().config["engine"].startswith("lambda in test_training.py")
 
 
 def test_a_record_of_an_algorithm_of_ones_own_has_its_options() -> None:

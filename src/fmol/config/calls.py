@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any
+from typing import Any, get_args
 
 from fmol.config.choices import ALGORITHMS
 from fmol.config.run import RunOptions
 from fmol.config.writing import plain_value
+from fmol.engines import EngineName
 from fmol.options import list_options
 from fmol.rounds import Algorithm
 from fmol.wording import in_words
@@ -49,8 +50,7 @@ def _options(algorithm: Algorithm) -> dict[str, Any]:
 def call_in_words(algorithm: Algorithm, asked: Mapping[str, Any]) -> str:
     """The call with what is not as by default: `fit(federation, FMGDA(local_steps=5), rounds=9)`."""
     given = [
-        # Other parameters to start from have a name where the call stands, and none here.
-        f"{name}={'…' if name == 'start' else _typed(value)}"
+        f"{name}={_argument(name, value)}"
         for name, value in asked.items()
         if name == "rounds" or plain_value(value) != plain_value(DEFAULTS.get(name))
     ]
@@ -59,6 +59,14 @@ def call_in_words(algorithm: Algorithm, asked: Mapping[str, Any]) -> str:
 
 DEFAULTS = {"seed": 0, "engine": "sequential", "device": "auto", "evaluate_every": 1}
 """Of `fit`; what is not here is None."""
+
+
+def _argument(name: str, value: Any) -> str:
+    if name == "start":  # Other parameters have a name where the call stands, and none here.
+        return "…"
+    if name == "engine" and value not in get_args(EngineName):  # In words already.
+        return str(value)
+    return _typed(value)
 
 
 def _typed(value: Any) -> str:
