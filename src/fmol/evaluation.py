@@ -125,7 +125,7 @@ def evaluate(
             for k, function in functions.items():
                 if tallies[k].whole_set:
                     what = f"the {k[1]} of objective `{k[0]}`"
-                    tallies[k].set(_number(function(outputs, targets), what), n)
+                    tallies[k].ask(function, outputs, targets, n, what)
     scores: dict[str, dict[str, Score]] = {}
     means = iter(_fetch([mean for tally in tallies.values() for mean, _ in tally.parts]))
     for (objective, name), tally in tallies.items():
@@ -144,16 +144,13 @@ def score_of(
 ) -> Score:
     """What `evaluate` gives for one loss or metric, of outputs that are there already."""
     tally = _Tally(isinstance(function, WholeSet))
-    value: Any = None
     start = stop = 0
     while stop < size and not tally.whole_set:
         start, stop = stop, min(stop + batch_size, size)
         value = function(*tree_map(itemgetter(slice(start, stop)), (outputs, targets)))
         tally.add(value, stop - start, what)
     if tally.whole_set:
-        if stop - start < size:
-            value = function(outputs, targets)
-        tally.set(_number(value, what), size)
+        tally.ask(function, outputs, targets, size, what)
     return tally.score(_fetch([mean for mean, _ in tally.parts]))
 
 
@@ -169,14 +166,15 @@ class _Tally:
     whole_set: bool
     parts: list[tuple[Tensor, int]] = field(default_factory=list)
     """The mean of each batch, in double precision, and over how many samples it is."""
+    first: Score | None = None
+    """What was said of the first batch, where that is one number."""
 
     def add(self, value: Any, size: int, what: str) -> None:
         if not isinstance(value, tuple) and (not isinstance(value, Tensor) or value.dim() == 0):
             # The first batch tells of which kind a loss is. Later on a single value for a single
             # sample is that sample's (a squeeze does this); for more it is of the other kind.
             if not self.parts:
-                _number(value, what)
-                self.whole_set = True
+                self.whole_set, self.first = True, Score(_number(value, what), size)
                 return
             if size > 1:
                 raise ValueError(
@@ -192,8 +190,15 @@ class _Tally:
         total = sum(mean * count for mean, count in zip(means, counts, strict=True))
         return Score(total / sum(counts) if sum(counts) else float("nan"), sum(counts))
 
-    def set(self, value: float, count: int) -> None:
-        self.parts = [(torch.tensor(value, dtype=torch.float64), count)]
+    def ask(
+        self, function: Callable[[Any, Any], Any], outputs: Any, targets: Any, size: int, what: str
+    ) -> None:
+        """Takes what a function says of the whole set, which the first batch may have been."""
+        if self.first is not None and self.first.samples == size:
+            value = self.first.value  # To read it again is to wait for the device again.
+        else:
+            value = _number(function(outputs, targets), what)
+        self.parts = [(torch.tensor(value, dtype=torch.float64), size)]
 
 
 def _join(parts: Any, what: str) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fmol import FSMGDA, Client, Federation, Objective, fit, whole_set
 from fmol.data import as_samples
-from fmol.evaluation import Score, batch_mean, evaluate
+from fmol.evaluation import Score, batch_mean, evaluate, score_of
 from fmol.layout import FlatModel
 from fmol.stationarity import stationarity
 from support import Net, data, masked_error, squared_error
@@ -94,6 +94,35 @@ def test_a_scalar_loss_is_that_of_the_whole_set_and_not_a_mean_over_batches() ->
     score = scores(Objective("a", root_mean_square), batch_size=2)["a"]["loss"]
     assert score.value == pytest.approx(float(root_mean_square(NET(X), Y).detach()), rel=1e-14)
     assert score.samples == N
+
+
+class Told(Tensor):
+    """A tensor that counts how often its number is read."""
+
+    reads = 0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Told.reads += func is Tensor.__float__
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("how", ["of a model", "of outputs"])
+@pytest.mark.parametrize(("batch_size", "reads"), [(100, 1), (N, 1), (2, 2)])
+def test_a_scalar_loss_is_read_once_where_one_batch_is_the_whole_set(
+    how: str, batch_size: int, reads: int
+) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return root_mean_square(outputs, targets).as_subclass(Told)
+
+    before = Told.reads
+    if how == "of a model":
+        score = scores(Objective("a", loss), batch_size=batch_size)["a"]["loss"]
+    else:
+        score = score_of(loss, NET(X), Y, N, batch_size, "the loss")
+    assert score.value == pytest.approx(float(root_mean_square(NET(X), Y).detach()), rel=1e-14)
+    assert score.samples == N
+    assert Told.reads - before == reads
 
 
 def test_a_whole_set_metric_is_called_once_with_everything() -> None:
