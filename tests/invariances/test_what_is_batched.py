@@ -289,10 +289,13 @@ class Rates(nn.Module):
         return {"a": self.a(hidden)[:, 0], "b": torch.exp(self.b(x))[:, 0]}
 
 
-def test_heads_that_a_lane_does_not_use_do_not_break_it() -> None:
+@pytest.mark.parametrize("broken", [1, 3])
+def test_heads_that_a_lane_does_not_use_do_not_break_it(broken: int) -> None:
     def outlier(n: int, generator: torch.Generator, client: int) -> Tensor:
         x = reals(n, generator, client)
-        if client == 1:  # Of either sign, so that the head overflows whatever its weights are.
+        if (
+            1 <= client <= broken
+        ):  # Of either sign, so that the head overflows whatever its weights are.
             x[-1] = 1e5
             x[-2] = -1e5
         return x
@@ -301,10 +304,13 @@ def test_heads_that_a_lane_does_not_use_do_not_break_it() -> None:
         lambda out, y: (out["a"] - y[:, 0]) ** 2,
         lambda out, y: out["b"] - y[:, 1] * torch.log(out["b"]),
     )
-    holders = [("a", "b"), ("a",), ("a",)]
-    result = both(Rates, losses, inputs=outlier, holders=holders)
+    holders = [("a", "b"), *[("a",)] * 4]
+    result = both(Rates, losses, inputs=outlier, holders=holders, sizes=(14, 10, 7, 9, 8))
     assert not any(report.refused for report in result.reports)
-    assert any("computed again alone" in note for note in result.reports[0].notes)
+    (note,) = result.reports[0].notes
+    assert note.startswith(f"{broken} lane")
+    assert "computed again alone" in note
+    assert ("as long as one after the other" in note) == (broken == 3)
 
 
 def test_one_client_without_numbers_does_not_make_all_others_slow() -> None:

@@ -42,6 +42,8 @@ MOST_SCORED = 4096
 """Samples that are evaluated at a time on a GPU."""
 ENOUGH_BROKEN = 3
 """After so many lanes that are not finite by themselves either, none is looked at again in a round."""
+ENOUGH_AGAIN = 3
+"""From so many lanes on that are computed again alone, notes say what that costs."""
 MEMORY_SHARE = 0.5
 """Of the memory that is free, how much lanes in flight may take."""
 MOST_ON_CPU, LARGEST_ON_CPU = 2**27, 2**25
@@ -303,7 +305,9 @@ class VectorizedEngine(SequentialEngine):
             again += 1
         if not again:
             return rows
-        self._say(f"{many(again, 'lane')} computed again alone: outputs they do not use overflow")
+        cost = ", which takes as long as one after the other" if again >= ENOUGH_AGAIN else ""
+        told = f"{many(again, 'lane')} computed again alone{cost}"
+        self._say(f"{told}: outputs they do not use overflow")
         # Another tensor, by which a fold can tell that its sums are not of these rows.
         return Rows(rows.deltas.view_as(rows.deltas), moved, finite, squares)
 
