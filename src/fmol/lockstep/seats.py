@@ -70,8 +70,6 @@ class SharedEngine(VectorizedEngine):
                 result, receipt = self.map(*arguments, **named)
         finally:
             self._taken = seat.taken = None
-        if not seat.seconds:
-            return result, receipt
         receipt = replace(
             receipt, seconds=receipt.seconds + seat.seconds, notes=(*receipt.notes, *seat.notes)
         )

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from fmol import rng
 from fmol.data import TensorSamples
 from fmol.engines import VectorizedEngine
+from fmol.engines.gradients import first_line
 from fmol.engines.pool import Pool, make_pool
 from fmol.engines.schedule import BatchTables, Job
 from fmol.engines.seam import Ask, LocalConfig
 from fmol.local import batch_rows
 from fmol.lockstep.seats import Seat, SharedEngine
 from fmol.precision import products
+from fmol.wording import many
 
 __all__ = ["Stepper"]
 
@@ -45,6 +47,8 @@ class Stepper(VectorizedEngine):
         """How many lanes fitted at a time when memory ran out the last time."""
         for worker in self._workers:
             worker.batches = self._batches
+        self._apart: set[frozenset[Seat]] = set()
+        """Runs whose lanes failed side by side; tried again in every round, they would fail first."""
         self._block = BLOCK if self.device.type in BLOCK_ON else None
         self._places = {id(member): place for place, member in enumerate(members)}
         self._joint = _join_pools(members)
@@ -57,7 +61,27 @@ class Stepper(VectorizedEngine):
         return set().union(*(worker.gradients.masked for worker in self._workers))
 
     def take(self, seats: Sequence[Seat]) -> None:
-        """Takes the steps that these runs ask for as one; each finds its rows when it goes on."""
+        """Takes the steps that these runs ask for as one; each finds its rows when it goes on.
+
+        Where they fail, each run takes its own from here on, and fails with words of its own or not at
+        all.
+        """
+        mix = frozenset(seats)
+        if mix in self._apart:
+            return
+        try:
+            self._take_together(seats)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one's own model and losses may raise anything.
+            self._apart.add(mix)
+            _tell(
+                seats,
+                f"lanes of {len(seats)} runs failed side by side ({first_line(error)}): each run takes "
+                "its own from here on",
+            )
+
+    def _take_together(self, seats: Sequence[Seat]) -> None:
         started = perf_counter()
         self._notes = []
         for worker in self._workers:
@@ -71,25 +95,20 @@ class Stepper(VectorizedEngine):
         jobs, first = self._all_jobs(seats)
         pool = self._pool_of(jobs)
         if pool is None:
+            _tell(seats, f"each of {len(seats)} runs took its own steps: their data are not alike")
             return
         with products(self.precision, self.device):
             most, each = seats[0].engine.most_lanes(seats[0])
             self._most = allowed = min(most, self._least)
             for worker in self._workers:
                 worker.lane_bytes = each
-            try:
-                steps = self._descend(jobs, pool)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - each run fails with words of its own, or not.
-                logger.info("lanes of several runs failed side by side: %s", error)
-                return
+            steps = self._descend(jobs, pool)
         if self._most < allowed:  # Memory ran out, and is no more in the next round.
             self._least = self._most
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         share = (perf_counter() - started) / len(seats)
-        note = f"lanes were stepped side by side with those of {len(seats) - 1} other runs"
+        note = f"lanes were stepped side by side with those of {many(len(seats) - 1, 'other run')}"
         for seat in seats:
             seat.taken = (first, steps)
             told = () if seat.told else (note,)  # Once is enough.
@@ -163,6 +182,13 @@ class Stepper(VectorizedEngine):
         there = copy.copy(self._copies[device])
         there.sizes, there.offsets = pool.sizes, pool.offsets
         return there
+
+
+def _tell(seats: Sequence[Seat], note: str) -> None:
+    """Tells the log, and these runs when they go on, what is done otherwise than side by side."""
+    logger.info(note)
+    for seat in seats:
+        seat.notes = (*seat.notes, note)
 
 
 @dataclass(frozen=True)
