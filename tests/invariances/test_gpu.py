@@ -310,6 +310,69 @@ def test_convolutional_models_give_the_sequential_engines_numbers(
     assert bool(said) == (compile == "always")
 
 
+@pytest.mark.parametrize("sizes", [[8] * 4, [5, 9, 8, 7]], ids=str)
+def test_averaged_steps_in_single_precision_are_the_sequential_engines(sizes: list[int]) -> None:
+    """Of which Δ has shares alone, so that the kernel for steps has no part in them."""
+    problem = small_images(smooth_net(6), sizes)
+    algorithm = FSMGDA(
+        local_epochs=2, batch_size=4, local_average=0.5, local_lr=0.02, server_lr=0.02
+    )
+    one, other = (
+        fit(problem, algorithm, rounds=6, device="cuda", engine=engine)
+        for engine in ("sequential", "vectorized")
+    )
+    assert relative(flat(other.model), flat(one.model)) < 1e-4
+    torch.testing.assert_close(other.losses, one.losses, rtol=1e-3, atol=1e-5)
+    assert not any("one by one" in note for note in other.notes)
+
+
+class Captions(nn.Module):
+    """Words and an image; the second head is a rate, which overflows where images are bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 4, padding_idx=0)
+        self.conv, self.pool = nn.Conv2d(1, 6, 3, padding="same"), nn.AdaptiveAvgPool2d(1)
+        self.a, self.b = nn.Linear(10, 1), nn.Linear(1, 1)
+
+    def forward(self, ids: torch.Tensor, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen = self.pool(torch.tanh(self.conv(image))).flatten(1)
+        hidden = torch.cat([self.words(ids).mean(1), seen], dim=1)
+        rate = torch.exp(self.b(image.mean((-2, -1))))
+        return {"a": self.a(hidden)[:, 0], "b": rate[:, 0]}
+
+
+@pytest.mark.parametrize("sizes", [[8] * 4, [5, 9, 8, 7]], ids=str)
+def test_padding_and_heads_that_overflow_give_the_sequential_engines_numbers(
+    sizes: list[int],
+) -> None:
+    torch.manual_seed(2)
+    clients = []
+    for i, n in enumerate(sizes):
+        image = torch.randn(n, 1, 8, 8)
+        if i == 1:  # Of either sign, so that the head overflows whatever its weights are.
+            image[-2], image[-1] = 1e4, -1e4
+        inputs = {"ids": torch.randint(7, (n, 5)), "image": image}
+        held = ("a",) if i == 1 else ("a", "b")
+        clients.append(Client(f"c{i}", (inputs, torch.randn(n, 2)), held))
+    objectives = [
+        Objective("a", lambda out, y: (out["a"] - y[:, 0]) ** 2),
+        Objective("b", lambda out, y: (out["b"] - y[:, 1]) ** 2),
+    ]
+    problem = Federation(Captions(), objectives, clients)
+    algorithm = FSMGDA(local_epochs=2, batch_size=4, local_lr=0.02, server_lr=0.02)
+    one, other = (
+        fit(problem, algorithm, rounds=4, device="cuda", engine=engine)
+        for engine in ("sequential", "vectorized")
+    )
+    assert relative(flat(other.model), flat(one.model)) < 1e-4
+    words: Any = other.model.get_submodule("words").weight
+    assert not bool(words[0].any())
+    assert not any(report.refused for report in other.reports)
+    assert any("1 lane computed again alone" in note for note in other.notes)
+    assert not any("one by one" in note for note in other.notes)
+
+
 def test_a_graph_is_replayed_for_clients_made_when_asked_for() -> None:
     eager = federation([("a", "b"), ("c",), ("b", "c"), ("a",)], sizes=[12] * 4)
     ids = tuple(eager.population.ids())
