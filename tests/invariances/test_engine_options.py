@@ -32,7 +32,7 @@ from fmol.engines import (
     worker,
 )
 from fmol.engines.convolutions import _last
-from fmol.engines.probe import _Largest, lane_bytes
+from fmol.engines.memory import LargestTensor, lane_bytes
 from fmol.engines.schedule import BatchTables, Draw
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
 from fmol.layout import FlatModel
@@ -474,7 +474,7 @@ def test_what_is_tried_takes_no_copy_of_clients_data() -> None:
     local = LocalConfig(lr=0.1, steps=1, batch_size=4)
     lanes = [Lane("a", {"a": 1.0})]
     asks = [plan.ask(problem.client(id), x, lanes=lanes, local=local) for id in plan.cohort]
-    with _Largest() as largest:
+    with LargestTensor() as largest:
         assert engine._why_not(asks, None) is None
     assert largest.bytes < 1000 * 5 * 8
 

@@ -1,4 +1,4 @@
-"""Whether a model, its losses and its data can be batched over lanes, and what a lane weighs.
+"""Whether a model, its losses and its data can be batched over lanes.
 
 Tried out on a few samples of a few clients, before the first round, and before the first round in which
 an objective is asked about for the first time.
@@ -7,7 +7,7 @@ an objective is asked about for the first time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fmol import rng
@@ -24,13 +23,12 @@ from fmol.engines.gradients import LaneGradients, first_line
 from fmol.engines.lanes import Batch, NotBatchedError, Pull, pull_losses
 from fmol.engines.pool import Pool, make_pool
 from fmol.engines.schedule import pulls_of
-from fmol.engines.seam import Ask, Lane, LocalConfig, Site
-from fmol.engines.trajectories import LaneSteps
+from fmol.engines.seam import Ask, Lane, Site
 from fmol.layout import FlatModel
 from fmol.local import mixture_loss, pure_forward
 from fmol.objectives import Objective, WholeSet
 
-__all__ = ["Trial", "lane_bytes"]
+__all__ = ["Trial"]
 
 SAMPLES, FEWEST = 8, 2
 """How many samples of a client are looked at, and how few where memory runs out."""
@@ -454,56 +452,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return bool(torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True))
 
 
-class _Largest(TorchDispatchMode):
-    """Within it the largest tensor that is made is looked for."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {storage.data_ptr() for storage in _storages((args, kwargs))}
-        made = [storage for storage in _storages(out) if storage.data_ptr() not in given]
-        self.bytes = max([self.bytes, *(storage.nbytes() for storage in made)])
-        return out
-
-
-def _storages(nest: Any) -> list[torch.UntypedStorage]:
-    leaves, _ = tree_flatten(nest)
-    return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def lane_bytes(ask: Ask, site: Site, gradients: LaneGradients, width: int) -> tuple[int, int]:
-    """What a lane with batches of `width` takes, from what one of them keeps for its gradient; and on a
-    CPU the largest part of it, else none."""
-    pool = make_pool([ask.client], [site.samples])
-    assert pool is not None
-    kept = [0]
-
-    def count(tensor: Tensor) -> Tensor:
-        kept[0] += tensor.numel() * tensor.element_size()
-        return tensor
-
-    # Copies: a model may write to what it is given.
-    inputs, targets = _copy(pool.span(0, width))
-    one = Batch(_repeat(inputs, 1), _repeat(targets, 1), (width,))
-    local = ask.local or LocalConfig(lr=0.0)
-    steps = LaneSteps(gradients, pulls_of(ask.lanes[:1], site), local, ask.x[None])
-    with (
-        rng.torch_stream(site.model.x.device, site.seed, "model", "probe"),
-        torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
-        _Largest() if site.model.x.is_cpu else nullcontext() as largest,
-    ):
-        steps.gradients(steps.X, steps.pulls, one)
-    row = ask.x.numel() * ask.x.element_size()
-    batch = sum(t.numel() * t.element_size() for t in tree_leaves((one.inputs, one.targets)))
-    # Parameters, Δ, gradient, direction and what is on the way between them.
-    return 2 * kept[0] + 2 * batch + 6 * row, 0 if largest is None else largest.bytes
-
-
-def _repeat(tree: Any, times: int = 2) -> Any:
-    """Every tensor of a nest `[B, …]` as `[times, B, …]`."""
-    return tree_map(lambda leaf: leaf.expand(times, *leaf.shape), tree)
+def _repeat(tree: Any) -> Any:
+    """Every tensor of a nest `[B, …]` for two lanes, `[2, B, …]`."""
+    return tree_map(lambda leaf: leaf.expand(2, *leaf.shape), tree)

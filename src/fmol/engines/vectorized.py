@@ -15,9 +15,9 @@ from fmol import rng
 from fmol.anchors import anchored_layers, anchors_of
 from fmol.data import Samples, TensorSamples, as_samples, is_lazy
 from fmol.engines.gradients import LaneGradients, first_line
-from fmol.engines.memory import free_memory
+from fmol.engines.memory import free_memory, lane_bytes
 from fmol.engines.pool import Pool, make_pool
-from fmol.engines.probe import Trial, lane_bytes
+from fmol.engines.probe import Trial
 from fmol.engines.replies import Replies, Rows, Steps
 from fmol.engines.schedule import Job
 from fmol.engines.scores import Scorer, Scores
