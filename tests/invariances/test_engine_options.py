@@ -31,7 +31,7 @@ from fmol.engines import (
     vectorized,
     worker,
 )
-from fmol.engines.convolutions import _last
+from fmol.engines.convolutions import channels_last
 from fmol.engines.memory import LargestTensor, lane_bytes
 from fmol.engines.schedule import BatchTables, Draw
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site
@@ -865,6 +865,6 @@ def test_poolings_and_views_of_images_are_computed_side_by_side(
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_with_channels_last_are_taken_for_such(channels: int) -> None:
-    images = _last(torch.randn(4, 2, channels, 6, 5))[1]
+    images = channels_last(torch.randn(4, 2, channels, 6, 5))[1]
     out = torch.conv2d(images, torch.randn(3, channels, 2, 2))
     assert out.is_contiguous(memory_format=torch.channels_last)

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fmol.data import tree_leaves, tree_map
-from fmol.engines.convolutions import LaneConvolutions
+from fmol.engines.layers import LaneLayers
 from fmol.evaluation import batch_mean, check_mask
 from fmol.layout import FlatModel, Layout
 from fmol.objectives import Objective
@@ -123,7 +123,7 @@ class LaneModel:
 
         # Attention's fused kernels know nothing of lanes; written out as products, it is batched.
         with (
-            LaneConvolutions(self._say),
+            LaneLayers(self._say),
             sdpa_kernel(SDPBackend.MATH),
             in_dtype(self.step_dtype, X.device) as widened,
         ):

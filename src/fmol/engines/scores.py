@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fmol.data import Samples, tree_map
-from fmol.engines.convolutions import LaneConvolutions
+from fmol.engines.layers import LaneLayers
 from fmol.engines.pool import Pool, make_pool
 from fmol.evaluation import Score, check_mask, evaluate, score_of
 from fmol.layout import FlatModel
@@ -120,8 +120,8 @@ class Scorer:
         total = pool.total if rows is None else len(rows)
         parts, targets = [], []
         # On a CPU the kernels for few channels are the faster ones here as well.
-        convolutions = LaneConvolutions() if pool.device.type == "cpu" else nullcontext()
-        with self._model.mode(training=False), torch.no_grad(), convolutions:
+        layers = LaneLayers() if pool.device.type == "cpu" else nullcontext()
+        with self._model.mode(training=False), torch.no_grad(), layers:
             start = 0
             while start < total:
                 stop = min(start + self._batch_size, total)
