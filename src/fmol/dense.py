@@ -117,14 +117,18 @@ def second_moments(
     over how many inputs, which are more than the samples where a layer is called on sequences.
 
     `a` is what goes into the layer where the model is at `x` `[d]`, with a 1 behind it where there is a
-    bias; `weights` `[n]` are all 1 where they are left out. In double precision: single would leave
-    directions that are negative beyond rounding. The model is as it is, in training mode or not.
+    bias; `weights` `[n]` are all 1 where they are left out. With several for each sample, `[n, C]`,
+    there are as many sums, `[C, width, width]`. In double precision: single would leave directions
+    that are negative beyond rounding. The model is as it is, in training mode or not.
     """
     site.model.load(x)
     layers = [site.model.module.get_submodule(name) for name in names]
-    sums = [torch.zeros(width, width, dtype=torch.float64, device=x.device) for width in widths]
     if weights is None:
         weights = torch.ones(len(site.samples), device=x.device)
+    several = weights.shape[1:]
+    sums = [
+        torch.zeros(*several, width, width, dtype=torch.float64).to(x.device) for width in widths
+    ]
     counted = [0] * len(sums)
     first = 0
     for inputs, _ in site_batches(site):
@@ -134,11 +138,14 @@ def second_moments(
             counted[place] += len(rows)
             counts = weights[first:last].to(rows)
             if len(seen) != len(counts):  # Whose rows these are is not known.
-                counts = counts.mean().expand(len(rows))
-            counts = counts.repeat_interleave(len(rows) // len(counts))[:, None]
-            if rows.shape[1] < len(sums[place]):
-                rows = torch.cat([rows, torch.ones_like(counts)], dim=1)
-            sums[place] += (counts * rows).T @ rows
+                counts = counts.mean(0).expand(len(rows), *several)
+            counts = counts.repeat_interleave(len(rows) // len(counts), dim=0)
+            if rows.shape[1] < sums[place].shape[-1]:
+                rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+            if not several:
+                sums[place] += (counts[:, None] * rows).T @ rows
+            for one, each in zip(sums[place], counts.T, strict=True) if several else ():
+                one.addmm_((each[:, None] * rows).T, rows)
         first = last
     for name, count in zip(names, counted, strict=True):
         if not count:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
+from fmol.algorithms.curvature import CurvedMerging, read_by
 from fmol.algorithms.fedls import FedLS
 from fmol.algorithms.merging import Merging
 from fmol.dense import Dense, dense_layers
@@ -45,8 +46,12 @@ class FedALS(FedLS):
     """`ridge` in the first rounds."""
     solved_weight: Positive = 0.03
     ridge: Annotated[float, Range(least=1e-4)] = 1e-4
+    curvature: NotNegative = 100.0
+    """How much what heads make of the last hidden layer counts in its merging, beside what the layer
+    gives. Clients send second moments for each of the heads' outputs for it; with 0 they do not."""
     local_lr: Schedule = 0.02
     local_momentum: Annotated[float, Range(least=0, below=1)] = 0.9
+    local_average: Annotated[float, Range(least=0, most=1)] = 0.1
 
     own_options: ClassVar[tuple[str, ...]] = ("local_lr", "server_lr", "local_momentum")
     """What a problem recommends is not for it: its steps go with its momentum and its pace."""
@@ -59,7 +64,19 @@ class FedALS(FedLS):
         hidden, heads = self._divide(federation)
         softened = ",".join(layer.pattern for layer in heads)
         descent = {"anchor": self.anchor, "softened": softened, "temperature": self.temperature}
-        return Merging(hidden, layout, self.solved_weight, self.ridge, descent=descent)
+        told = (hidden, layout, self.solved_weight, self.ridge)
+        read = read_by(hidden, heads)
+        if not self.curvature or read is None:
+            return Merging(*told, descent=descent)
+        layer, readers = read
+        return CurvedMerging(
+            *told,
+            descent=descent,
+            read=layer,
+            heads=readers,
+            strength=self.curvature,
+            softness=(1 + self.temperature) / 2,
+        )
 
     def local(self, round: int, batch_size: int | None) -> LocalConfig:
         local = super().local(round, batch_size)

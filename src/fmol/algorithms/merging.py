@@ -33,7 +33,7 @@ from fmol.local import own_stream, pure_forward, step_count
 from fmol.objectives import Objective
 from fmol.precision import full_precision
 
-__all__ = ["InputMoments", "MergeFold", "Merging"]
+__all__ = ["InputMoments", "MergeFold", "Merging", "Sums", "factored", "packed_rows", "unpacked"]
 
 MOMENTS = "moments."
 """Before a slot's name: the second moments of what went into the dense layers, in a reply."""
@@ -121,7 +121,7 @@ class InputMoments:
             weights = self._weights(ask, lanes, site)
             extra = {
                 MOMENTS + lane.slot: self._moments(
-                    site, _end(ask, reply.deltas[lane.slot], site), weights[lane.slot]
+                    ask, lane, site, _end(ask, reply.deltas[lane.slot], site), weights[lane.slot]
                 )
                 for lane in lanes
             }
@@ -132,7 +132,8 @@ class InputMoments:
 
         Whether they are finite is looked at with all the rest.
         """
-        size = sum(width * (width + 1) // 2 for width in self.widths)
+        names, widths = zip(*self.sent, strict=True)
+        size = sum(width * (width + 1) // 2 for width in widths)
         found: dict[str, Tensor] = {}
         for slot in reply.deltas:
             moments = reply.extra.get(MOMENTS + slot)
@@ -143,7 +144,7 @@ class InputMoments:
                     f"and [{size}] were asked for."
                 )
             found[MOMENTS + slot] = moments = moments.float()
-            for name, matrix in zip(self.layers, _matrices(moments, self.widths), strict=True):
+            for name, matrix in zip(names, unpacked(moments, widths), strict=True):
                 if all_finite(matrix) and not _are_moments(matrix):
                     raise ValueError(
                         f"what client `{reply.client}` sent as second moments of the inputs of layer "
@@ -175,11 +176,16 @@ class InputMoments:
             counts += self.floor - torch.exp(-values.reshape(size).float().clamp(min=0))
         return counts if valid is None else torch.where(valid.reshape(size), counts, 0)
 
-    def _moments(self, site: Site, x: Tensor, weights: Tensor) -> Tensor:
-        """The second moments of all layers, one after the other; of each those above its diagonal, and
-        on it."""
+    @property
+    def sent(self) -> list[tuple[str, int]]:
+        """Of which layer each matrix is that is sent, and how wide it is."""
+        return list(zip(self.layers, self.widths, strict=True))
+
+    def _moments(self, ask: Ask, lane: Lane, site: Site, x: Tensor, weights: Tensor) -> Tensor:
+        """What a lane that came to `x` `[d]` sends: the second moments of all layers, packed, over the
+        number of samples that count."""
         sums = second_moments(site, x, self.layers, self.widths, weights)
-        packed = torch.cat([each[_triangle(len(each), each.device)] for each, _ in sums])
+        packed = torch.cat([packed_rows(each) for each, _ in sums])
         return (packed / (weights > 0).sum().clamp(min=1)).float()
 
 
@@ -192,6 +198,11 @@ def _end(ask: Ask, delta: Tensor, site: Site) -> Tensor:
 
 def _device(outputs: Any) -> torch.device:
     return tree_leaves(outputs)[0].device
+
+
+def packed_rows(matrix: Tensor) -> Tensor:
+    """What is above the diagonal of a symmetric matrix, and on it."""
+    return matrix[_triangle(len(matrix), matrix.device)]
 
 
 @cache
@@ -224,18 +235,23 @@ class MergeFold(MeanFold):
     ) -> None:
         super().__init__(slots, like, weighting, **more)
         self._layers, self._ridge = tuple(layers), ridge
-        self._found = {
-            (slot, layer): _Sums.of(layer, like.device) for slot in slots for layer in self._layers
-        }
+        self._found = {(slot, layer): self.sums(layer) for slot in slots for layer in self._layers}
+
+    def sums(self, layer: Dense) -> Sums:
+        """What a layer's updates and moments are added up in."""
+        return Sums.of(layer, self._sums.device)
+
+    def moments(self, packed: Tensor) -> Iterator[Tensor]:
+        """Each layer's second moments, of what a client sent."""
+        return unpacked(packed, [layer.width for layer in self._layers])
 
     def add(self, reply: Reply, ask: Ask) -> None:
         super().add(reply, ask)
         for lane in ask.lanes:
             if lane.slot not in reply.deltas:
                 continue
-            moments = reply.extra[MOMENTS + lane.slot].to(self._sums.device)
-            widths = [layer.width for layer in self._layers]
-            for layer, own in zip(self._layers, _matrices(moments, widths), strict=True):
+            moments = self.moments(reply.extra[MOMENTS + lane.slot].to(self._sums.device))
+            for layer, own in zip(self._layers, moments, strict=True):
                 delta = layer.read(reply.deltas[lane.slot])
                 if bool(delta.any()):
                     found = self._found[lane.slot, layer]
@@ -263,7 +279,7 @@ class MergeFold(MeanFold):
 
 
 @dataclass
-class _Sums:
+class Sums:
     """Of one layer and slot over the clients, in double precision: of `Δ_i`, `Δ_i G_i` and `G_i`."""
 
     deltas: Tensor
@@ -272,7 +288,7 @@ class _Sums:
     share: float = 0.0
 
     @classmethod
-    def of(cls, layer: Dense, device: torch.device) -> _Sums:
+    def of(cls, layer: Dense, device: torch.device) -> Sums:
         none = torch.zeros(layer.outputs, layer.width, dtype=torch.float64, device=device)
         return cls(none, none.clone(), none.new_zeros(layer.width, layer.width))
 
@@ -293,15 +309,19 @@ class _Sums:
         if not float(added):
             return mean
         damped = self.moments + added * torch.eye(len(self.moments)).to(self.moments)
-        factor, bad = torch.linalg.cholesky_ex(damped)
-        if int(bad):
-            raise ArithmeticError(
-                "what least squares would have to divide by has negative directions"
-            )
-        return torch.cholesky_solve((self.products + added * mean).T, factor).T
+        return torch.cholesky_solve((self.products + added * mean).T, factored(damped)).T
 
 
-def _matrices(moments: Tensor, widths: Sequence[int]) -> Iterator[Tensor]:
+def factored(matrices: Tensor) -> Tensor:
+    """The Cholesky factors of some matrices; raises where one has a negative direction."""
+    factors: Tensor
+    factors, bad = torch.linalg.cholesky_ex(matrices)
+    if bool(bad.any()):
+        raise ArithmeticError("what least squares would have to divide by has negative directions")
+    return factors
+
+
+def unpacked(moments: Tensor, widths: Sequence[int]) -> Iterator[Tensor]:
     """The symmetric matrices whose upper triangles stand one after the other."""
     sizes = [width * (width + 1) // 2 for width in widths]
     for width, part in zip(widths, torch.split(moments, sizes), strict=True):

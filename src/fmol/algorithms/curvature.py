@@ -1,0 +1,338 @@
+"""Least squares in what heads make of a layer, each output by how much the loss curves there.
+
+Merging asks that a layer's outputs become, for everybody's inputs, what the clients' own updates made
+of them. Where the next layers are heads that are held, what becomes of those outputs is known: a head's
+output `c` reads `j_c · (W a)`. And how much it matters is known as well: at a sample on which the
+loss is content with a wide margin, not at all; where classes compete, much. So with `κ > 0`
+
+    Δ = argmin Σ_i Σ_n [ w_in ‖(Δ − Δ_i) a_in‖²  +  κ Σ_c q_inc (j_c · (Δ − Δ_i) a_in)² ]
+
+with the second derivatives `q_inc` of client i's loss with respect to output `c`, and the heads' rows
+`j_c` brought to a mean square of 1 over the layer's outputs. It is the Gauss–Newton approximation of
+everybody's loss, but for three things: what lies between the layer and its heads is taken for the
+identity, of the second derivatives by two outputs the mixed ones are left out, and outputs are softened
+half as much as while clients descend. The sums are `C + 1` second moments in place of one, and the
+equations
+
+    Δ Σ_i G_i + κ Σ_c j_c j_cᵀ Δ Σ_i G_ic  =  Σ_i [Δ_i G_i + κ Σ_c j_c j_cᵀ Δ_i G_ic]
+
+are solved by conjugate gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmol.aggregate import Weighting
+from fmol.algorithms.merging import (
+    InputMoments,
+    MergeFold,
+    Merging,
+    Sums,
+    factored,
+    packed_rows,
+    unpacked,
+)
+from fmol.dense import Dense, row_count, second_moments, site_batches
+from fmol.engines.seam import Ask, Lane, Site, Transform
+from fmol.objectives import Objective
+
+__all__ = ["CurvedMerging", "OutputMoments", "read_by"]
+
+CLOSE = 1e-10
+"""How near conjugate gradients come, beside the right hand side."""
+MOST_TURNS = 1000
+"""After which they give up: some dozens are usual."""
+
+
+def read_by(
+    hidden: Sequence[Dense], heads: Sequence[Dense]
+) -> tuple[Dense, tuple[Dense, ...]] | None:
+    """The layer that heads read, and the heads that do; None where nobody can be told to.
+
+    The last one that is as wide as what heads take in: where it is not what they read, merging weighs
+    samples by what does not matter there, and is right all the same.
+    """
+    for layer in reversed(hidden):
+        readers = tuple(head for head in heads if head.inputs == layer.outputs)
+        if readers:
+            return layer, readers
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvedMerging(Merging):
+    """Least squares in which one layer counts by what heads make of it."""
+
+    read: Dense
+    heads: tuple[Dense, ...]
+    strength: float
+    """κ."""
+    softness: float
+    """What outputs are divided by where the loss's second derivatives are taken."""
+
+    @property
+    def transform(self) -> Transform:
+        plain = super().transform
+        assert isinstance(plain, InputMoments)
+        return OutputMoments(
+            plain.layers,
+            plain.widths,
+            plain.floor,
+            read=plain.layers.index(self.read.name),
+            heads=tuple(head.name for head in self.heads),
+            outputs=tuple(head.outputs for head in self.heads),
+            softness=self.softness,
+        )
+
+    def fold(
+        self, slots: Sequence[str], like: Tensor, weighting: Weighting, **more: Any
+    ) -> MergeFold:
+        rows = torch.cat([head.read(like)[:, : head.inputs] for head in self.heads])
+        named = {"layers": self.layers, "ridge": self.ridge, **more}
+        return CurvedFold(
+            slots, like, weighting, read=self.read, rows=rows, strength=self.strength, **named
+        )
+
+    @property
+    def note(self) -> str:
+        heads = " and ".join(f"`{head.name}`" for head in self.heads)
+        return f"{super().note}; `{self.read.name}` by what {heads} make of it"
+
+
+# ---- at a client -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OutputMoments(InputMoments):
+    """Sends, behind the second moments of what goes into all layers, those of the layer that heads
+    read once more for each of their outputs, weighted by the loss's second derivative there.
+
+    These are taken where the lane is half-way. They tell more of a client's data than `InputMoments`
+    do, such as which inputs are nearly taken for which class: a site has to allow them by name.
+    """
+
+    read: int = 0
+    """Which of `layers` it is."""
+    heads: tuple[str, ...] = ()
+    outputs: tuple[int, ...] = ()
+    softness: float = 1.0
+
+    @property
+    def sent(self) -> list[tuple[str, int]]:
+        again = (self.layers[self.read], self.widths[self.read])
+        return [*super().sent, *[again] * sum(self.outputs)]
+
+    def _moments(self, ask: Ask, lane: Lane, site: Site, x: Tensor, weights: Tensor) -> Tensor:
+        plain = super()._moments(ask, lane, site, x, weights)
+        curvatures = self._curvatures(ask, lane, site, (ask.x.to(x) + x) / 2)
+        named = [self.layers[self.read]], [self.widths[self.read]]
+        ((sums, _),) = second_moments(site, x, *named, curvatures)
+        packed = torch.cat([packed_rows(each) for each in sums])
+        return torch.cat([plain, (packed / (weights > 0).sum().clamp(min=1)).float()])
+
+    def _curvatures(self, ask: Ask, lane: Lane, site: Site, x: Tensor) -> Tensor:
+        """The second derivatives of a lane's loss with respect to each of the heads' outputs, at each
+        sample, `[n, C]`; none is below zero."""
+        site.model.load(x)
+        found = []
+        for inputs, targets in site_batches(site):
+            size = row_count(inputs)
+            with torch.enable_grad():
+                outputs, given = self._soften(site, inputs)
+                total = torch.zeros((), device=x.device)
+                for name, share in lane.mixture.items():
+                    total = total + share * _sum(site.objectives[name], outputs, targets, size)
+                total = total / sum(lane.mixture.values())
+                found.append(self._second(total, given, size, lane))
+        return torch.cat(found)
+
+    def _soften(self, site: Site, inputs: Any) -> tuple[Any, list[Tensor]]:
+        """The model's outputs where what heads give is softened, and what they give so."""
+        given: dict[str, Tensor] = {}
+
+        def soften(name: str, _: Any, __: Any, out: Tensor) -> Tensor:
+            given[name] = (out.detach() / self.softness).requires_grad_()
+            return given[name]
+
+        module = site.model.module
+        hooks = [
+            module.get_submodule(name).register_forward_hook(partial(soften, name))
+            for name in self.heads
+        ]
+        try:
+            outputs = site.model(inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return outputs, [given[name] for name in self.heads]
+
+    def _second(self, total: Tensor, given: list[Tensor], size: int, lane: Lane) -> Tensor:
+        columns = []
+        if not total.requires_grad:  # No head is in what this client's losses see.
+            return torch.zeros(size, sum(self.outputs), device=total.device)
+        slopes = torch.autograd.grad(total, given, create_graph=True, allow_unused=True)
+        for slope, out in zip(slopes, given, strict=True):
+            for column in range(out.shape[-1]):
+                second = None
+                if slope is not None and slope.requires_grad:
+                    (second,) = torch.autograd.grad(
+                        slope[..., column].sum(), out, retain_graph=True, allow_unused=True
+                    )
+                value = torch.zeros_like(out) if second is None else second
+                # A head that is called on sequences gives several rows for each sample.
+                columns.append(value[..., column].reshape(size, -1).mean(1))
+        return torch.stack(columns, dim=1).clamp(min=0)
+
+
+def _sum(objective: Objective, outputs: Any, targets: Any, size: int) -> Tensor:
+    """The sum of an objective's losses over those of a batch's samples that have a label for it."""
+    value = objective.loss(outputs, targets)
+    values, valid = value if isinstance(value, tuple) else (value, None)
+    values = torch.as_tensor(values)
+    if valid is not None:
+        values = torch.where(valid.reshape(values.shape), values, 0)
+    return values.sum() if values.numel() == size else size * values.sum()
+
+
+# ---- at the server ---------------------------------------------------------------------------
+
+
+class CurvedFold(MergeFold):
+    """A `MergeFold` that counts one layer by what heads make of it.
+
+    For that layer it holds as many second moments more as heads have outputs.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[str],
+        like: Tensor,
+        weighting: Weighting,
+        *,
+        read: Dense,
+        rows: Tensor,
+        strength: float,
+        **more: Any,
+    ) -> None:
+        self._read, self._strength = read, strength
+        rows = rows.double()
+        # So that κ means the same however large the heads' numbers are.
+        size = rows.square().sum() / rows.shape[1]
+        self._rows = rows / size.sqrt() if float(size) else rows
+        super().__init__(slots, like, weighting, **more)
+
+    def sums(self, layer: Dense) -> Sums:
+        plain = super().sums(layer)
+        if layer != self._read:
+            return plain
+        return CurvedSums(
+            plain.deltas, plain.products, plain.moments, rows=self._rows, strength=self._strength
+        )
+
+    def moments(self, packed: Tensor) -> Iterator[Tensor]:
+        widths = [layer.width for layer in self._layers] + [self._read.width] * len(self._rows)
+        found = list(unpacked(packed, widths))
+        plain, curved = found[: len(self._layers)], found[len(self._layers) :]
+        for layer, own in zip(self._layers, plain, strict=True):
+            yield torch.stack([own, *curved]) if layer == self._read else own
+
+
+@dataclass(kw_only=True)
+class CurvedSums(Sums):
+    """`Sums` of a layer that heads read, with those of `G_ic` for each of their outputs."""
+
+    rows: Tensor
+    """`j_c` `[C, H]`."""
+    strength: float
+    curved: Tensor = field(init=False)
+    """`Σ_i G_ic` `[C, width, width]`."""
+    pulled: Tensor = field(init=False)
+    """`Σ_i j_c · Δ_i G_ic` `[C, width]`."""
+
+    def __post_init__(self) -> None:
+        width = len(self.moments)
+        self.curved = self.moments.new_zeros(len(self.rows), width, width)
+        self.pulled = self.moments.new_zeros(len(self.rows), width)
+
+    def add(self, delta: Tensor, moments: Tensor, share: float) -> None:
+        super().add(delta, moments[0], share)
+        own = moments[1:].to(self.curved)
+        self.curved.add_(own, alpha=share)
+        self.pulled.add_(_each(self.rows @ delta.to(self.deltas), own), alpha=share)
+
+    def merged(self, ridge: float) -> Tensor | None:
+        """The solution of the equations above, with a ridge in each of the moments."""
+        start = super().merged(ridge)
+        sizes = self.curved.diagonal(dim1=1, dim2=2).mean(1)
+        if start is None or not bool(sizes.any()):
+            return start
+        mean = self.deltas / self.share
+        identity = torch.eye(len(self.moments)).to(self.moments)
+        added = ridge * self.moments.diagonal().mean()
+        system = _System(
+            self.moments + added * identity,
+            self.curved + ridge * sizes[:, None, None] * identity,
+            self.rows,
+            self.strength,
+        )
+        pulled = self.pulled + ridge * sizes[:, None] * (self.rows @ mean)
+        right = self.products + added * mean + self.strength * self.rows.T @ pulled
+        return system.solved(right, start)
+
+
+@dataclass(frozen=True)
+class _System:
+    """`Δ ↦ Δ S + κ Σ_c j_c j_cᵀ Δ S_c`, positive definite, and what solves it."""
+
+    plain: Tensor
+    curved: Tensor
+    rows: Tensor
+    strength: float
+
+    def __call__(self, delta: Tensor) -> Tensor:
+        return delta @ self.plain + self.strength * self.rows.T @ _each(
+            self.rows @ delta, self.curved
+        )
+
+    def solved(self, right: Tensor, start: Tensor) -> Tensor:
+        """The solution, by conjugate gradients from `start`; raises where they do not come to one."""
+        x, left = start, right - self(start)
+        step = near = self._nearly(left)
+        size, wanted = (left * near).sum(), CLOSE * right.norm()
+        for _ in range(MOST_TURNS):
+            if left.norm() <= wanted:
+                return x
+            ahead = self(step)
+            along = size / (step * ahead).sum()
+            x, left = x + along * step, left - along * ahead
+            near = self._nearly(left)
+            before, size = size, (left * near).sum()
+            step = near + size / before * step
+        raise ArithmeticError("what least squares would have to divide by is nearly singular")
+
+    def _nearly(self, right: Tensor) -> Tensor:
+        """The solution were all `S_c` alike but for their size: a preconditioner. What heads do not see
+        is left out, since there plain least squares, where it begins, are the solution."""
+        seen, factors = self._factors
+        return seen @ torch.cholesky_solve((seen.T @ right)[:, :, None], factors)[..., 0]
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """Directions of the layer's outputs that heads see `[H, R]`, and a Cholesky factor for each."""
+        sizes = self.curved.diagonal(dim1=1, dim2=2).sum(1)
+        common = self.curved.sum(0) / sizes.sum()
+        strengths, turn = torch.linalg.eigh(self.strength * (self.rows.T * sizes) @ self.rows)
+        seen = strengths > 1e-12 * strengths[-1]
+        return turn[:, seen], factored(self.plain + strengths[seen, None, None] * common)
+
+
+def _each(rows: Tensor, matrices: Tensor) -> Tensor:
+    """Row c `[C, width]` times matrix c `[C, width, width]`."""
+    return torch.bmm(rows[:, None, :], matrices)[:, 0]
