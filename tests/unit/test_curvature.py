@@ -115,6 +115,26 @@ def test_a_loss_without_curvature_and_one_that_bends_down_count_nothing() -> Non
     assert not any(bool(each.any()) for each in (*straight[1:], *bent[1:]))
 
 
+def test_losses_without_second_derivatives_are_named() -> None:
+    def margin(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+        classes = y[:, 1].clamp(min=0)
+        return functional.multi_margin_loss(out[1], classes, reduction="none").square()
+
+    with pytest.raises(ValueError, match=r"`left`, `right` have no second .* Set it to 0\."):
+        sent_by(problem(margin))
+
+
+def test_a_head_that_nobody_calls_counts_nothing() -> None:
+    class Silent(Net):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = torch.relu(self.body(x))
+            return self.left(hidden), hidden[:, :2]
+
+    found = sent_by(problem(model=Silent()))
+    assert all(bool(each.any()) for each in found[:4])
+    assert not any(bool(each.any()) for each in found[4:])
+
+
 def test_what_is_too_short_is_not_taken_in() -> None:
     x = torch.zeros(4)
     reply = Reply(client="c0", deltas={"s": x}, extra={"moments.s": torch.zeros(15)})

@@ -2,6 +2,7 @@
 
 from fmol.algorithms.alone import Alone
 from fmol.algorithms.centralized import MGD, SMGD
+from fmol.algorithms.curvature import OutputMoments
 from fmol.algorithms.fedals import FedALS
 from fmol.algorithms.fedavg import FedAvg
 from fmol.algorithms.fedls import FedLS
@@ -21,5 +22,6 @@ __all__ = [
     "FedLS",
     "InputMoments",
     "Momentum",
+    "OutputMoments",
     "Plain",
 ]

@@ -21,7 +21,7 @@ are solved by conjugate gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -40,6 +40,7 @@ from fmol.algorithms.merging import (
     unpacked,
 )
 from fmol.dense import Dense, row_count, second_moments, site_batches
+from fmol.engines.gradients import first_line
 from fmol.engines.seam import Ask, Lane, Site, Transform
 from fmol.objectives import Objective
 
@@ -150,11 +151,20 @@ class OutputMoments(InputMoments):
                 for name, share in lane.mixture.items():
                     total = total + share * _sum(site.objectives[name], outputs, targets, size)
                 total = total / sum(lane.mixture.values())
-                found.append(self._second(total, given, size, lane))
+                try:
+                    found.append(self._second(total, given, size))
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    names = ", ".join(f"`{name}`" for name in lane.mixture)
+                    raise ValueError(
+                        f"the losses of {names} have no second derivatives ({first_line(error)}), and "
+                        "`curvature` goes by them. Set it to 0."
+                    ) from error
         return torch.cat(found)
 
-    def _soften(self, site: Site, inputs: Any) -> tuple[Any, list[Tensor]]:
-        """The model's outputs where what heads give is softened, and what they give so."""
+    def _soften(self, site: Site, inputs: Any) -> tuple[Any, dict[str, Tensor]]:
+        """The model's outputs where what heads give is softened, and what each gives so."""
         given: dict[str, Tensor] = {}
 
         def soften(name: str, _: Any, __: Any, out: Tensor) -> Tensor:
@@ -171,23 +181,28 @@ class OutputMoments(InputMoments):
         finally:
             for hook in hooks:
                 hook.remove()
-        return outputs, [given[name] for name in self.heads]
+        return outputs, given
 
-    def _second(self, total: Tensor, given: list[Tensor], size: int, lane: Lane) -> Tensor:
+    def _second(self, total: Tensor, given: Mapping[str, Tensor], size: int) -> Tensor:
+        """`[n, C]`; nothing for heads that nobody calls, or that are not in this sum of losses."""
+        slopes: dict[str, Tensor | None] = dict.fromkeys(self.heads)
+        if total.requires_grad:
+            found = torch.autograd.grad(
+                total, [*given.values()], create_graph=True, allow_unused=True
+            )
+            slopes.update(zip(given, found, strict=True))
         columns = []
-        if not total.requires_grad:  # No head is in what this client's losses see.
-            return torch.zeros(size, sum(self.outputs), device=total.device)
-        slopes = torch.autograd.grad(total, given, create_graph=True, allow_unused=True)
-        for slope, out in zip(slopes, given, strict=True):
-            for column in range(out.shape[-1]):
-                second = None
-                if slope is not None and slope.requires_grad:
-                    (second,) = torch.autograd.grad(
-                        slope[..., column].sum(), out, retain_graph=True, allow_unused=True
-                    )
-                value = torch.zeros_like(out) if second is None else second
+        for name, count in zip(self.heads, self.outputs, strict=True):
+            slope = slopes[name]
+            for column in range(count):
+                if slope is None or not slope.requires_grad:
+                    columns.append(torch.zeros(size, device=total.device))
+                    continue
+                (second,) = torch.autograd.grad(
+                    slope[..., column].sum(), given[name], retain_graph=True, materialize_grads=True
+                )
                 # A head that is called on sequences gives several rows for each sample.
-                columns.append(value[..., column].reshape(size, -1).mean(1))
+                columns.append(second[..., column].reshape(size, -1).mean(1))
         return torch.stack(columns, dim=1).clamp(min=0)
 
 
