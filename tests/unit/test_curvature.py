@@ -135,6 +135,18 @@ def test_a_head_that_nobody_calls_counts_nothing() -> None:
     assert not any(bool(each.any()) for each in found[4:])
 
 
+def test_classes_beyond_doubt_count_nothing() -> None:
+    """Their second derivatives are below what single precision can tell, and would be refused as no
+    moments for their lost digits."""
+    net = Net()
+    with torch.no_grad():
+        net.left.bias.copy_(torch.tensor([0.0, -180.0, -182.0]))
+    clients = [Client("c0", (torch.randn(6, 4), torch.zeros(6, 2).long()), ("left", "right"))]
+    objectives = [Objective("left", left), Objective("right", right)]
+    found = sent_by(Federation(net, objectives, clients), left=1.0)
+    assert not any(bool(each.any()) for each in found[1:4])
+
+
 def test_what_is_too_short_is_not_taken_in() -> None:
     x = torch.zeros(4)
     reply = Reply(client="c0", deltas={"s": x}, extra={"moments.s": torch.zeros(15)})

@@ -48,6 +48,8 @@ __all__ = ["CurvedMerging", "OutputMoments", "read_by"]
 
 CLOSE = 1e-10
 """How near conjugate gradients come, beside the right hand side."""
+LEAST = 1e-30
+"""Second derivatives below it count nothing: of classes that are beyond doubt."""
 MOST_TURNS = 1000
 """After which they give up: some dozens are usual."""
 
@@ -203,7 +205,9 @@ class OutputMoments(InputMoments):
                 )
                 # A head that is called on sequences gives several rows for each sample.
                 columns.append(second[..., column].reshape(size, -1).mean(1))
-        return torch.stack(columns, dim=1).clamp(min=0)
+        found = torch.stack(columns, dim=1)
+        # Numbers near the least that single precision has would be sent without most of their digits.
+        return torch.where(found > LEAST, found, 0)
 
 
 def _sum(objective: Objective, outputs: Any, targets: Any, size: int) -> Tensor:
