@@ -93,7 +93,7 @@ DRAWN = (
 """What is drawn against K: all methods would be too many."""
 PRESETS = ("FedLS", "FedALS")
 """What is claimed to need fewer rounds than these: FedLS by name beforehand, and FedALS, which was made
-for it later, on the tuning seed; not the best of all."""
+for it later, on the tuning seed and fifteen others that are not measured; not the best of all."""
 
 
 def _partitions(size: Size) -> tuple[str, ...]:
@@ -337,9 +337,10 @@ LOCAL_STEPS = Experiment(
     "shards, since its right task is untouched by them. Every method may choose its step sizes from "
     f"the same {len(STEPS)} pairs ({MIXED_STEPS:g} times them where a lane descends the mean of both "
     f"objectives, {HEAVY_STEPS:g} times with local momentum), by one run each of half as many rounds "
-    "with a seed that is not among those measured (FedLS and FedALS were also developed on it); these "
-    "end when one of them is at the target, and where none is, the lowest losses over all their rounds "
-    "decide. A run is given up where a loss is more than twice the first one in five rounds running, "
+    "with a seed that is not among those measured (FedLS and FedALS were also developed on it, FedALS "
+    "on fifteen more that are not measured either); these end when one of them is at the target, and "
+    "where none is, the lowest losses over all their rounds decide. A run is given up where a loss is "
+    "more than twice the first one in five rounds running, "
     "and counts as one that never got there.",
     (_tuning, _trials),
     _conclude,
