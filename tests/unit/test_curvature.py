@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fmol import Client, FedALS, Federation, Objective, fit
+from fmol.algorithms import curvature
 from fmol.algorithms.curvature import CurvedFold, CurvedSums, OutputMoments, read_by
 from fmol.algorithms.merging import MOMENTS, MergeFold, Sums, packed_rows, unpacked
 from fmol.dense import Dense, dense_layers
@@ -283,6 +284,18 @@ def test_the_last_layer_as_wide_as_what_heads_take_in_is_what_they_read() -> Non
     assert read_by((first,), heads[1:]) is None
 
 
+def test_more_numbers_than_anyone_would_send_are_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(curvature, "MOST_NUMBERS", 5 * 15)
+    fits = fit(problem(), told(), rounds=2).reports[1]
+    assert any("make of it" in note for note in fits.notes)
+    monkeypatch.setattr(curvature, "MOST_NUMBERS", 5 * 15 - 1)
+    more = fit(problem(), told(), rounds=2).reports[1]
+    assert any("left out, since its second moments would be 75 numbers" in n for n in more.notes)
+    assert more.bytes_up < fits.bytes_up
+
+
 def told(**options: Any) -> FedALS:
     given = {"local_epochs": 4, "batch_size": 4, "heads": "left,right", "temperature": 3.0}
     return FedALS(**{**given, **options})
@@ -315,10 +328,11 @@ def test_a_network_whose_heads_read_something_else_is_merged_without_it() -> Non
 
     algorithm = told()
     federation = problem(model=Between())
+    (note,) = fit(federation, algorithm, rounds=2).reports[1].notes
+    assert "`curvature` is left out, since no merged layer is as wide as what heads take in" in note
     assert (
         type(algorithm.merging(federation, 1).fold(["m"], torch.zeros(90), "uniform")) is MergeFold
     )
-    assert bool(fit(federation, algorithm, rounds=2).losses.isfinite().all())
     hidden = [each.name for each in dense_layers(federation.model, federation.layout)]
     assert hidden == ["body", "left", "right"]
 

@@ -22,7 +22,7 @@ are solved by conjugate gradients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -44,10 +44,12 @@ from fmol.engines.gradients import first_line
 from fmol.engines.seam import Ask, Lane, Site, Transform
 from fmol.objectives import Objective
 
-__all__ = ["CurvedMerging", "OutputMoments", "read_by"]
+__all__ = ["CurvedMerging", "OutputMoments", "merge_curved", "read_by"]
 
 CLOSE = 1e-10
 """How near conjugate gradients come, beside the right hand side."""
+MOST_NUMBERS = 2**25
+"""How many numbers clients may be asked for: 134 MB, and at the server twice that."""
 LEAST = 1e-30
 """Second derivatives below it count nothing: of classes that are beyond doubt."""
 MOST_TURNS = 1000
@@ -67,6 +69,26 @@ def read_by(
         if readers:
             return layer, readers
     return None
+
+
+def merge_curved(
+    plain: Merging, heads: Sequence[Dense], *, strength: float, softness: float
+) -> Merging:
+    """What `plain` does, with the layer that heads read merged by what they make of it; `plain` with a
+    remark where that cannot be."""
+    found = read_by(plain.layers, heads)
+    if found is None:
+        why = "no merged layer is as wide as what heads take in"
+        return replace(plain, remark=f"; `curvature` is left out, since {why}")
+    read, readers = found
+    numbers = sum(head.outputs for head in readers) * read.width * (read.width + 1) // 2
+    if numbers > MOST_NUMBERS:
+        why = f"its second moments would be {numbers:,} numbers a client"
+        return replace(plain, remark=f"; `curvature` is left out, since {why}")
+    names = " and ".join(f"`{head.name}`" for head in readers)
+    told = {each.name: getattr(plain, each.name) for each in fields(plain)}
+    told["remark"] = f"; `{read.name}` by what {names} make of it"
+    return CurvedMerging(**told, read=read, heads=readers, strength=strength, softness=softness)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +124,6 @@ class CurvedMerging(Merging):
         return CurvedFold(
             slots, like, weighting, read=self.read, rows=rows, strength=self.strength, **named
         )
-
-    @property
-    def note(self) -> str:
-        heads = " and ".join(f"`{head.name}`" for head in self.heads)
-        return f"{super().note}; `{self.read.name}` by what {heads} make of it"
 
 
 # ---- at a client -----------------------------------------------------------------------------
@@ -200,14 +217,14 @@ class OutputMoments(InputMoments):
                 if slope is None or not slope.requires_grad:
                     columns.append(torch.zeros(size, device=total.device))
                     continue
-                (second,) = torch.autograd.grad(
+                (bend,) = torch.autograd.grad(
                     slope[..., column].sum(), given[name], retain_graph=True, materialize_grads=True
                 )
                 # A head that is called on sequences gives several rows for each sample.
-                columns.append(second[..., column].reshape(size, -1).mean(1))
-        found = torch.stack(columns, dim=1)
+                columns.append(bend[..., column].reshape(size, -1).mean(1))
+        second = torch.stack(columns, dim=1)
         # Numbers near the least that single precision has would be sent without most of their digits.
-        return torch.where(found > LEAST, found, 0)
+        return torch.where(second > LEAST, second, 0)
 
 
 def _sum(objective: Objective, outputs: Any, targets: Any, size: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from fmol.algorithms.curvature import CurvedMerging, read_by
+from fmol.algorithms.curvature import merge_curved
 from fmol.algorithms.fedls import FedLS
 from fmol.algorithms.merging import Merging
 from fmol.dense import Dense, dense_layers
@@ -64,19 +64,12 @@ class FedALS(FedLS):
         hidden, heads = self._divide(federation)
         softened = ",".join(layer.pattern for layer in heads)
         descent = {"anchor": self.anchor, "softened": softened, "temperature": self.temperature}
-        told = (hidden, layout, self.solved_weight, self.ridge)
-        read = read_by(hidden, heads)
-        if not self.curvature or read is None:
-            return Merging(*told, descent=descent)
-        layer, readers = read
-        return CurvedMerging(
-            *told,
-            descent=descent,
-            read=layer,
-            heads=readers,
-            strength=self.curvature,
-            softness=(1 + self.temperature) / 2,
-        )
+        merging = Merging(hidden, layout, self.solved_weight, self.ridge, descent=descent)
+        if not self.curvature:
+            return merging
+        # Half as soft as while clients descend, for what they come to is less certain than that.
+        softness = (1 + self.temperature) / 2
+        return merge_curved(merging, heads, strength=self.curvature, softness=softness)
 
     def local(self, round: int, batch_size: int | None) -> LocalConfig:
         local = super().local(round, batch_size)

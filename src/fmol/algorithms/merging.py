@@ -55,6 +55,8 @@ class Merging:
     """Whether the other parameters stay where they are; else they become means."""
     descent: Mapping[str, Any] = field(default_factory=dict)
     """What else lanes are told, as fields of a `LocalConfig`."""
+    remark: str = ""
+    """What else there is to say of it in the round's note."""
 
     def local(self, local: LocalConfig) -> LocalConfig:
         """What a lane is told: where others are held only what is merged moves."""
@@ -91,7 +93,7 @@ class Merging:
         size = sum(layer.outputs * layer.width for layer in self.layers)
         held = self.layout.size - size if self.holds else 0
         rest = f"; the other {held} parameters are held" if held else ""
-        return f"the dense layers {names} are merged by least squares{rest}"
+        return f"the dense layers {names} are merged by least squares{rest}{self.remark}"
 
 
 # ---- at a client -----------------------------------------------------------------------------
