@@ -35,6 +35,7 @@ PAPER: Mapping[tuple[str, int], tuple[float, float]] = {
     ("left-shards", 10): (13, 10), ("left-shards", 20): (6, 5),
 }  # fmt: skip
 MOMENTUM = {"name": "momentum", "beta": 0.5}
+ADAM = {"name": "adam"}
 BY_UNIT = {"extrapolate": True, "extrapolate_by": "unit"}
 HEAVY = {"local_momentum": 0.9}
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -58,6 +59,9 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "UPGrad": {"name": "fsmgda", "rule": "upgrad"},
     "extrapolation": {"name": "fsmgda", "extrapolate": True},
     "momentum": {"name": "fsmgda", "server_step": MOMENTUM},
+    "objective momentum": {"name": "fsmgda", "objective_momentum": 0.5},
+    "Adam": {"name": "fsmgda", "server_step": ADAM},
+    "proximal": {"name": "fsmgda", "proximal": 0.1},
     "loss, extrapolation and momentum": {
         "name": "fsmgda", "normalize": "loss", "server_step": MOMENTUM, "extrapolate": True,
     },
@@ -83,6 +87,10 @@ MIXED = ("fedavg", "fedls", "fedals")
 MIXED_STEPS, HEAVY_STEPS = 2.0, 0.2
 """How many times as long these are for such a mean, so that they are as long for each objective, and
 with local momentum, which makes ten steps of one."""
+ADAM_STEPS: Sequence[tuple[float, float]] = (
+    (0.1, 0.003), (0.1, 0.01), (0.1, 0.03), (0.05, 0.01), (0.2, 0.01),
+)  # fmt: skip
+"""The pairs for Adam, whose η_t is how far each parameter goes and no factor on an update."""
 TUNING_SEED = 1000
 BASELINES = ("FedAvg", "FedAvg, local momentum", "plain", "local momentum")
 """FedAvg and FSMGDA as they are, with local momentum where that is better."""
@@ -151,7 +159,8 @@ def _choices(size: Size, method: str) -> Sequence[tuple[float, float]]:
     times = (MIXED_STEPS if told["name"] in MIXED else 1.0) * (
         HEAVY_STEPS if "local_momentum" in told else 1.0
     )
-    steps = STEPS[:2] if size.small else STEPS
+    steps = ADAM_STEPS if told.get("server_step") == ADAM else STEPS
+    steps = steps[:2] if size.small else steps
     return [(round(times * one, 4), round(times * two, 4)) for one, two in steps]
 
 
@@ -336,11 +345,11 @@ LOCAL_STEPS = Experiment(
     "of reach of any step size near 0.1. The paper's non-i.i.d. cells stand beside the left digit's "
     "shards, since its right task is untouched by them. Every method may choose its step sizes from "
     f"the same {len(STEPS)} pairs ({MIXED_STEPS:g} times them where a lane descends the mean of both "
-    f"objectives, {HEAVY_STEPS:g} times with local momentum), by one run each of half as many rounds "
-    "with a seed that is not among those measured (FedLS and FedALS were also developed on it, FedALS "
-    "on fifteen more that are not measured either); these end when one of them is at the target, and "
-    "where none is, the lowest losses over all their rounds decide. A run is given up where a loss is "
-    "more than twice the first one in five rounds running, "
+    f"objectives, {HEAVY_STEPS:g} times with local momentum; Adam from {len(ADAM_STEPS)} of its own), "
+    "by one run each of half as many rounds with a seed that is not among those measured (FedLS and "
+    "FedALS were also developed on it, FedALS on fifteen more that are not measured either); these "
+    "end when one of them is at the target, and where none is, the lowest losses over all their rounds "
+    "decide. A run is given up where a loss is more than twice the first one in five rounds running, "
     "and counts as one that never got there.",
     (_tuning, _trials),
     _conclude,
