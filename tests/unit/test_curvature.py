@@ -304,12 +304,12 @@ def told(**options: Any) -> FedALS:
 def test_the_note_says_what_is_read_by_what() -> None:
     notes = fit(problem(), told(), rounds=2).reports[1].notes
     assert any("; `body` by what `left` and `right` make of it" in note for note in notes)
-    notes = fit(problem(), told(curvature=0.0), rounds=2).reports[1].notes
+    notes = fit(problem(), told(head_weight=0.0), rounds=2).reports[1].notes
     assert not any("make of it" in note for note in notes)
 
 
 def test_without_curvature_nothing_more_is_sent() -> None:
-    more, less = (fit(problem(), told(curvature=k), rounds=2).reports for k in (1.0, 0.0))
+    more, less = (fit(problem(), told(head_weight=k), rounds=2).reports for k in (1.0, 0.0))
     assert more[0].bytes_up == less[0].bytes_up
     # Five outputs, and 15 numbers of single precision for each.
     assert more[1].bytes_up == less[1].bytes_up + 3 * 5 * 15 * 4
@@ -329,7 +329,9 @@ def test_a_network_whose_heads_read_something_else_is_merged_without_it() -> Non
     algorithm = told()
     federation = problem(model=Between())
     (note,) = fit(federation, algorithm, rounds=2).reports[1].notes
-    assert "`curvature` is left out, since no merged layer is as wide as what heads take in" in note
+    assert (
+        "`head_weight` is left out, since no merged layer is as wide as what heads take in" in note
+    )
     assert (
         type(algorithm.merging(federation, 1).fold(["m"], torch.zeros(90), "uniform")) is MergeFold
     )
@@ -357,7 +359,7 @@ def test_clients_with_unlike_labels_are_nearer_after_three_rounds() -> None:
     federation = Federation(Digits(clients[0].data[0][0].numel()), digits.objectives, clients)
     algorithm = told(local_epochs=20, batch_size=16, temperature=4.0)
     with_it, without = (
-        fit(federation, replace(algorithm, curvature=k), rounds=3, engine="vectorized").losses[-1]
+        fit(federation, replace(algorithm, head_weight=k), rounds=3, engine="vectorized").losses[-1]
         for k in (100.0, 0.0)
     )
     assert float(with_it.max()) < 0.25 * float(without.max())

@@ -79,12 +79,12 @@ def merge_curved(
     found = read_by(plain.layers, heads)
     if found is None:
         why = "no merged layer is as wide as what heads take in"
-        return replace(plain, remark=f"; `curvature` is left out, since {why}")
+        return replace(plain, remark=f"; `head_weight` is left out, since {why}")
     read, readers = found
     numbers = sum(head.outputs for head in readers) * read.width * (read.width + 1) // 2
     if numbers > MOST_NUMBERS:
         why = f"its second moments would be {numbers:,} numbers a client"
-        return replace(plain, remark=f"; `curvature` is left out, since {why}")
+        return replace(plain, remark=f"; `head_weight` is left out, since {why}")
     names = " and ".join(f"`{head.name}`" for head in readers)
     told = {each.name: getattr(plain, each.name) for each in fields(plain)}
     told["remark"] = f"; `{read.name}` by what {names} make of it"
@@ -178,7 +178,7 @@ class OutputMoments(InputMoments):
                     names = ", ".join(f"`{name}`" for name in lane.mixture)
                     raise ValueError(
                         f"the losses of {names} have no second derivatives ({first_line(error)}), and "
-                        "`curvature` goes by them. Set it to 0."
+                        "`head_weight` goes by them. Set it to 0."
                     ) from error
         return torch.cat(found)
 

@@ -46,7 +46,7 @@ class FedALS(FedLS):
     """`ridge` in the first rounds."""
     solved_weight: Positive = 0.03
     ridge: Annotated[float, Range(least=1e-4)] = 1e-4
-    curvature: NotNegative = 100.0
+    head_weight: NotNegative = 100.0
     """How much what heads make of the last hidden layer counts in its merging, beside what the layer
     gives. Clients send second moments for each of the heads' outputs for it; with 0 they do not."""
     local_lr: Schedule = 0.02
@@ -65,11 +65,11 @@ class FedALS(FedLS):
         softened = ",".join(layer.pattern for layer in heads)
         descent = {"anchor": self.anchor, "softened": softened, "temperature": self.temperature}
         merging = Merging(hidden, layout, self.solved_weight, self.ridge, descent=descent)
-        if not self.curvature:
+        if not self.head_weight:
             return merging
         # Half as soft as while clients descend, for what they come to is less certain than that.
         softness = (1 + self.temperature) / 2
-        return merge_curved(merging, heads, strength=self.curvature, softness=softness)
+        return merge_curved(merging, heads, strength=self.head_weight, softness=softness)
 
     def local(self, round: int, batch_size: int | None) -> LocalConfig:
         local = super().local(round, batch_size)

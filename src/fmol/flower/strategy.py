@@ -344,7 +344,7 @@ class FedLS(MultiObjective):
 
 class FedALS(MultiObjective):
     """`fmol.FedALS`, FedLS with clients that stay near the model in what it does, as a strategy of
-    Flower's; sites must allow `InputMoments` and, but for `curvature=0`, `OutputMoments`."""
+    Flower's; sites must allow `InputMoments` and, but for `head_weight=0`, `OutputMoments`."""
 
     kind = algorithms.FedALS
 
