@@ -73,6 +73,9 @@ class MeanFold:
     squared length of every unit of that layout.
     """
 
+    notes: tuple[str, ...] = ()
+    """What there is to say of how it was folded."""
+
     def __init__(
         self,
         slots: Sequence[str],

@@ -127,7 +127,8 @@ def second_moments(
         weights = torch.ones(len(site.samples), device=x.device)
     several = weights.shape[1:]
     sums = [
-        torch.zeros(*several, width, width, dtype=torch.float64).to(x.device) for width in widths
+        torch.zeros(*several, width, width, dtype=torch.float64, device=x.device)
+        for width in widths
     ]
     counted = [0] * len(sums)
     first = 0

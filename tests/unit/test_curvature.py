@@ -18,6 +18,7 @@ from fmol.dense import Dense, dense_layers
 from fmol.engines import SequentialEngine
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply
 from fmol.errors import RefusedError
+from fmol.layout import Layout
 from fmol.problems.multidigits import MultiDigits
 
 
@@ -114,6 +115,114 @@ def test_a_loss_without_curvature_and_one_that_bends_down_count_nothing() -> Non
     straight = sent_by(problem(lambda out, y: out[1].sum(1)), right=1.0)
     bent = sent_by(problem(lambda out, y: -out[1].square().sum(1)), right=1.0)
     assert not any(bool(each.any()) for each in (*straight[1:], *bent[1:]))
+
+
+def test_shares_are_taken_for_parts_of_their_sum() -> None:
+    for one, other in zip(sent_by(problem(), left=0.5), sent_by(problem(), left=1.0), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Deep(nn.Module):
+    """Two hidden layers, of which heads read the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.body = nn.Linear(4, 4), nn.Linear(4, 5)
+        self.left, self.right = nn.Linear(5, 3), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(self.body(torch.tanh(self.first(x))))
+        return self.left(hidden), self.right(hidden)
+
+
+def test_inputs_are_those_at_the_end_of_the_steps_and_outputs_those_half_way() -> None:
+    federation = problem(model=Deep())
+    inputs, _ = federation.client("c0").data
+    half, end = Deep(), Deep()
+    with torch.no_grad():
+        for net, moved in ((half, 0.1), (end, 0.2)):
+            for parameter in net.parameters():
+                parameter.add_(moved)
+        shares = torch.softmax(half(inputs)[0] / 2, dim=1)
+        rows = torch.cat([torch.tanh(end.first(inputs)), torch.ones(6, 1)], dim=1)
+    found = sent_by(federation, 0.2, left=1.0)
+    for matrix, each in zip(found[1:4], (shares * (1 - shares)).T, strict=True):
+        torch.testing.assert_close(matrix, (each[:, None] * rows).T @ rows / 6)
+
+
+def test_the_second_of_two_hidden_layers_is_the_one_that_heads_see() -> None:
+    report = fit(problem(model=Deep()), told(), rounds=2).reports[1]
+    assert any("`first`, `body` are merged" in note for note in report.notes)
+    assert any("; `body` by what `left` and `right` make of it" in note for note in report.notes)
+    first, body, *heads = dense_layers(Deep(), Layout.of(Deep()))
+    rows = torch.randn(5, 5)
+    fold = CurvedFold(
+        ["s"], torch.zeros(72), "uniform",
+        layers=(first, body), ridge=1.0, read=body, rows=rows, strength=1.0,
+    )  # fmt: skip
+    numbers = torch.arange(15.0 * 7)
+    plain, seen = fold.moments(numbers)
+    assert plain.shape == (5, 5)
+    assert torch.equal(seen[0], next(unpacked(numbers[15:30], [5])))
+    assert seen.shape == (6, 5, 5)
+    transform = told().merging(problem(model=Deep()), 1).transform
+    assert isinstance(transform, OutputMoments)
+    assert transform.sent == [("first", 5), ("body", 5), *[("body", 5)] * 5]
+    assert [head.name for head in heads] == ["left", "right"]
+
+
+def test_a_head_whose_outputs_are_changed_in_place_is_looked_at_as_any_other() -> None:
+    class Changed(Net):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            one, other = super().forward(x)
+            one += 1.0
+            return one, other.clamp_(-50, 50)
+
+    for one, other in zip(sent_by(problem()), sent_by(problem(model=Changed())), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_all_calls_of_a_head_count() -> None:
+    class Twice(Net):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = torch.relu(self.body(x))
+            outputs = self.left(hidden)
+            self.left(-hidden)  # Of which nothing is made.
+            return outputs, self.right(hidden)
+
+    for one, other in zip(sent_by(problem()), sent_by(problem(model=Twice())), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_rows_of_a_sequence_count_by_their_mean_and_others_by_that_of_all() -> None:
+    class Sequence(Net):
+        """Every sample as a sequence of itself and its opposite."""
+
+        turned = False
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            pairs = torch.stack([x, -x], dim=1)
+            hidden = torch.relu(self.body(pairs))
+            hidden = hidden.transpose(0, 1) if self.turned else hidden
+            over = 0 if self.turned else 1
+            return self.left(hidden).mean(over), self.right(hidden).mean(over)
+
+    class Turned(Sequence):
+        turned = True
+
+    def losses(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+        return y[:, 0] * out[1].square().sum(1)  # Which counts some samples and others not.
+
+    federation = problem(losses, Sequence())
+    inputs, labels = federation.client("c0").data
+    shares = labels[:, 0].float()
+    ones = torch.ones(6, 1)
+    pairs = [torch.cat([sign * inputs, ones], dim=1) for sign in (1, -1)]
+    known = torch.stack([(shares[:, None] * rows).T @ rows for rows in pairs]).sum(0)
+    unknown = shares.mean() * torch.stack([rows.T @ rows for rows in pairs]).sum(0)
+    torch.testing.assert_close(sent_by(federation, right=1.0)[4], known / 6)
+    torch.testing.assert_close(sent_by(problem(losses, Turned()), right=1.0)[4], unknown / 6)
 
 
 def test_losses_without_second_derivatives_are_named() -> None:
@@ -225,6 +334,38 @@ def test_without_any_curvature_it_is_plain_least_squares() -> None:
     wanted = plain.merged(1e-4)
     assert wanted is not None
     torch.testing.assert_close(sums.merged(1e-4), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("left_over", [0.0, 1e-9, 1e-7, 1e-5])
+def test_rows_that_nearly_sum_to_nothing_are_no_trouble(left_over: float) -> None:
+    """As those of a softmax's head that began at zero."""
+    generator = torch.Generator().manual_seed(6)
+    rows = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    rows[2] = left_over - rows[0] - rows[1]
+    plain = Sums.of(Dense("layer", 4, 5, 0, None), torch.device("cpu"))
+    sums = CurvedSums(plain.deltas, plain.products, plain.moments, rows=rows, strength=100.0)
+    for _ in range(3):
+        delta = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+        sums.add(delta, moments(5, 3, generator), 1 / 3)
+    assert sums.merged(1e-4) is not None
+    assert not sums.note
+
+
+def test_where_the_solution_is_not_come_to_what_is_there_is_taken_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(curvature, "MOST_TURNS", 1)
+    result = fit(problem(), told(), rounds=2)
+    assert any("in 1 turns, and not to 1e-10" in note for note in result.reports[1].notes)
+    monkeypatch.undo()
+    right = fit(problem(), told(), rounds=2)
+    assert not any("turns, and not to" in note for note in right.reports[1].notes)
+    plain = fit(problem(), told(head_weight=0.0), rounds=2)
+    vectors = [
+        nn.utils.parameters_to_vector(run.model.parameters()).detach()
+        for run in (result, right, plain)
+    ]
+    assert (vectors[0] - vectors[1]).norm() < (vectors[2] - vectors[1]).norm()
 
 
 def test_how_large_a_heads_numbers_are_does_not_matter() -> None:

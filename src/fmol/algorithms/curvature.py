@@ -7,11 +7,12 @@ loss is content with a wide margin, not at all; where classes compete, much. So 
 
     Δ = argmin Σ_i Σ_n [ w_in ‖(Δ − Δ_i) a_in‖²  +  κ Σ_c q_inc (j_c · (Δ − Δ_i) a_in)² ]
 
-with the second derivatives `q_inc` of client i's loss with respect to output `c`, and the heads' rows
-`j_c` brought to a mean square of 1 over the layer's outputs. It is the Gauss–Newton approximation of
-everybody's loss, but for three things: what lies between the layer and its heads is taken for the
-identity, of the second derivatives by two outputs the mixed ones are left out, and outputs are softened
-half as much as while clients descend. The sums are `C + 1` second moments in place of one, and the
+with the second derivatives `q_inc` of client i's loss with respect to the softened output `c`, and the
+heads' rows `j_c` brought to `Σ_c ‖j_c‖² = H` for a layer of `H` outputs. It is the Gauss–Newton
+approximation of everybody's loss, but for three things: what lies between the layer and its heads is
+taken for the identity, of the second derivatives by two outputs the mixed ones are left out, and
+outputs are softened half as much as while clients descend. The sums are `C + 1` second moments in
+place of one, and the
 equations
 
     Δ Σ_i G_i + κ Σ_c j_c j_cᵀ Δ Σ_i G_ic  =  Σ_i [Δ_i G_i + κ Σ_c j_c j_cᵀ Δ_i G_ic]
@@ -21,7 +22,7 @@ are solved by conjugate gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
@@ -47,13 +48,14 @@ from fmol.objectives import Objective
 __all__ = ["CurvedMerging", "OutputMoments", "merge_curved", "read_by"]
 
 CLOSE = 1e-10
-"""How near conjugate gradients come, beside the right hand side."""
-MOST_NUMBERS = 2**25
-"""How many numbers clients may be asked for: 134 MB, and at the server twice that."""
+"""How near conjugate gradients are to come, beside the right hand side."""
+MOST_NUMBERS = 2**24
+"""How many numbers clients may be asked for: 67 MB, and at the server four times that, since sums are
+whole matrices in double precision, and as much again while they are solved."""
 LEAST = 1e-30
 """Second derivatives below it count nothing: of classes that are beyond doubt."""
-MOST_TURNS = 1000
-"""After which they give up: some dozens are usual."""
+MOST_TURNS = 200
+"""How many turns they are given; 10 to 100 are usual."""
 
 
 def read_by(
@@ -135,7 +137,8 @@ class OutputMoments(InputMoments):
     read once more for each of their outputs, weighted by the loss's second derivative there.
 
     These are taken where the lane is half-way. They tell more of a client's data than `InputMoments`
-    do, such as which inputs are nearly taken for which class: a site has to allow them by name.
+    do: where one sample alone is in doubt between classes, what goes into the layer for that one. A
+    site has to allow them by name.
     """
 
     read: int = 0
@@ -158,37 +161,36 @@ class OutputMoments(InputMoments):
         return torch.cat([plain, (packed / (weights > 0).sum().clamp(min=1)).float()])
 
     def _curvatures(self, ask: Ask, lane: Lane, site: Site, x: Tensor) -> Tensor:
-        """The second derivatives of a lane's loss with respect to each of the heads' outputs, at each
-        sample, `[n, C]`; none is below zero."""
+        """The second derivatives of a lane's loss with respect to each of the heads' softened outputs,
+        at each sample, `[n, C]`; none is below zero."""
         site.model.load(x)
         found = []
         for inputs, targets in site_batches(site):
             size = row_count(inputs)
+            outputs, given = self._soften(site, inputs)
             with torch.enable_grad():
-                outputs, given = self._soften(site, inputs)
                 total = torch.zeros((), device=x.device)
                 for name, share in lane.mixture.items():
                     total = total + share * _sum(site.objectives[name], outputs, targets, size)
                 total = total / sum(lane.mixture.values())
-                try:
-                    found.append(self._second(total, given, size))
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError as error:
-                    names = ", ".join(f"`{name}`" for name in lane.mixture)
-                    raise ValueError(
-                        f"the losses of {names} have no second derivatives ({first_line(error)}), and "
-                        "`head_weight` goes by them. Set it to 0."
-                    ) from error
-        return torch.cat(found)
+                bends = [
+                    bend
+                    for name, count in zip(self.heads, self.outputs, strict=True)
+                    for bend in self._bends(total, given[name], count, size, lane)
+                ]
+            found.append(torch.stack(bends, dim=1))
+        second = torch.cat(found)
+        # Numbers near the least that single precision has would be sent without most of their digits.
+        return torch.where(second > LEAST, second, 0)
 
-    def _soften(self, site: Site, inputs: Any) -> tuple[Any, dict[str, Tensor]]:
-        """The model's outputs where what heads give is softened, and what each gives so."""
-        given: dict[str, Tensor] = {}
+    def _soften(self, site: Site, inputs: Any) -> tuple[Any, dict[str, list[Tensor]]]:
+        """The model's outputs where what heads give is softened, and what each gave so at any call."""
+        given: dict[str, list[Tensor]] = {name: [] for name in self.heads}
 
         def soften(name: str, _: Any, __: Any, out: Tensor) -> Tensor:
-            given[name] = (out.detach() / self.softness).requires_grad_()
-            return given[name]
+            torch.set_grad_enabled(True)  # From here on: of what goes before nothing is kept.
+            given[name].append((out.detach() / self.softness).requires_grad_())
+            return given[name][-1].clone()  # Which the model may change in place.
 
         module = site.model.module
         hooks = [
@@ -196,35 +198,45 @@ class OutputMoments(InputMoments):
             for name in self.heads
         ]
         try:
-            outputs = site.model(inputs)
+            with torch.no_grad():
+                outputs = site.model(inputs)
         finally:
             for hook in hooks:
                 hook.remove()
         return outputs, given
 
-    def _second(self, total: Tensor, given: Mapping[str, Tensor], size: int) -> Tensor:
-        """`[n, C]`; nothing for heads that nobody calls, or that are not in this sum of losses."""
-        slopes: dict[str, Tensor | None] = dict.fromkeys(self.heads)
-        if total.requires_grad:
-            found = torch.autograd.grad(
-                total, [*given.values()], create_graph=True, allow_unused=True
-            )
-            slopes.update(zip(given, found, strict=True))
-        columns = []
-        for name, count in zip(self.heads, self.outputs, strict=True):
-            slope = slopes[name]
+    def _bends(
+        self, total: Tensor, given: Sequence[Tensor], count: int, size: int, lane: Lane
+    ) -> list[Tensor]:
+        """For each output of a head `[n]`; nothing where nobody calls it, or no loss goes by it."""
+        bends = [torch.zeros(size, device=total.device) for _ in range(count)]
+        if not given:
+            return bends
+        for out, slope in zip(given, _slopes(total, given, lane), strict=True):
             for column in range(count):
-                if slope is None or not slope.requires_grad:
-                    columns.append(torch.zeros(size, device=total.device))
-                    continue
-                (bend,) = torch.autograd.grad(
-                    slope[..., column].sum(), given[name], retain_graph=True, materialize_grads=True
-                )
-                # A head that is called on sequences gives several rows for each sample.
-                columns.append(bend[..., column].reshape(size, -1).mean(1))
-        second = torch.stack(columns, dim=1)
-        # Numbers near the least that single precision has would be sent without most of their digits.
-        return torch.where(second > LEAST, second, 0)
+                (second,) = _slopes(slope[..., column].sum(), [out], lane)
+                bend = second[..., column].to(bends[column])
+                if len(bend) == size:  # Called on sequences, it gives several rows for each sample.
+                    bends[column] += bend.reshape(size, -1).mean(1)
+                else:  # Whose rows these are is not known.
+                    bends[column] += bend.mean()
+        return bends
+
+
+def _slopes(total: Tensor, given: Sequence[Tensor], lane: Lane) -> Sequence[Tensor]:
+    """The derivatives of a sum of losses, or of their derivatives; zero where it goes by others."""
+    if not total.requires_grad:
+        return [torch.zeros_like(each) for each in given]
+    try:
+        return torch.autograd.grad(total, list(given), create_graph=True, materialize_grads=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        names = ", ".join(f"`{name}`" for name in lane.mixture)
+        raise ValueError(
+            f"the losses of {names} have no second derivatives ({first_line(error)}), and "
+            "`head_weight` goes by them. Set it to 0."
+        ) from error
 
 
 def _sum(objective: Objective, outputs: Any, targets: Any, size: int) -> Tensor:
@@ -310,63 +322,76 @@ class CurvedSums(Sums):
         if start is None or not bool(sizes.any()):
             return start
         mean = self.deltas / self.share
-        identity = torch.eye(len(self.moments)).to(self.moments)
         added = ridge * self.moments.diagonal().mean()
+        identity = torch.eye(len(self.moments)).to(self.moments)
         system = _System(
-            self.moments + added * identity,
-            self.curved + ridge * sizes[:, None, None] * identity,
-            self.rows,
-            self.strength,
+            self.moments + added * identity, self.curved, ridge * sizes, self.rows, self.strength
         )
         pulled = self.pulled + ridge * sizes[:, None] * (self.rows @ mean)
         right = self.products + added * mean + self.strength * self.rows.T @ pulled
-        return system.solved(right, start)
+        found, apart = system.solved(right, start)
+        if apart > CLOSE:
+            self.note = (
+                f"what heads make of a layer was merged to {apart:.1e} in {MOST_TURNS} turns, and not "
+                f"to {CLOSE:g}: the clients' second moments are of very unlike sizes"
+            )
+        return found
 
 
 @dataclass(frozen=True)
 class _System:
-    """`Δ ↦ Δ S + κ Σ_c j_c j_cᵀ Δ S_c`, positive definite, and what solves it."""
+    """`Δ ↦ Δ S + κ Σ_c j_c j_cᵀ Δ (S_c + ε_c I)`, positive definite, and what solves it."""
 
     plain: Tensor
     curved: Tensor
+    ridges: Tensor
     rows: Tensor
     strength: float
 
     def __call__(self, delta: Tensor) -> Tensor:
-        return delta @ self.plain + self.strength * self.rows.T @ _each(
-            self.rows @ delta, self.curved
-        )
+        seen = self.rows @ delta
+        pulled = _each(seen, self.curved) + self.ridges[:, None] * seen
+        return delta @ self.plain + self.strength * self.rows.T @ pulled
 
-    def solved(self, right: Tensor, start: Tensor) -> Tensor:
-        """The solution, by conjugate gradients from `start`; raises where they do not come to one."""
+    def solved(self, right: Tensor, start: Tensor) -> tuple[Tensor, float]:
+        """The solution by conjugate gradients from `start`, and how far from it they ended, beside the
+        right hand side. Every turn comes nearer, so that where they end early it is better than `start`
+        all the same. Raises where a direction is negative."""
         x, left = start, right - self(start)
         step = near = self._nearly(left)
-        size, wanted = (left * near).sum(), CLOSE * right.norm()
+        size, scale = (left * near).sum(), right.norm()
         for _ in range(MOST_TURNS):
-            if left.norm() <= wanted:
-                return x
+            if left.norm() <= CLOSE * scale:
+                break
             ahead = self(step)
-            along = size / (step * ahead).sum()
-            x, left = x + along * step, left - along * ahead
+            bend = (step * ahead).sum()
+            if not float(bend) > 0:
+                raise ArithmeticError(
+                    "what least squares would have to divide by has negative directions"
+                )
+            x, left = x + size / bend * step, left - size / bend * ahead
             near = self._nearly(left)
             before, size = size, (left * near).sum()
             step = near + size / before * step
-        raise ArithmeticError("what least squares would have to divide by is nearly singular")
+        return x, float(left.norm() / scale)
 
     def _nearly(self, right: Tensor) -> Tensor:
-        """The solution were all `S_c` alike but for their size: a preconditioner. What heads do not see
-        is left out, since there plain least squares, where it begins, are the solution."""
-        seen, factors = self._factors
-        return seen @ torch.cholesky_solve((seen.T @ right)[:, :, None], factors)[..., 0]
+        """The solution were all `S_c` alike but for their size: a preconditioner."""
+        seen, factors, plain = self._factors
+        mine = seen.T @ right
+        near = seen @ torch.cholesky_solve(mine[:, :, None], factors)[..., 0]
+        return near + torch.cholesky_solve((right - seen @ mine).T, plain).T
 
     @cached_property
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        """Directions of the layer's outputs that heads see `[H, R]`, and a Cholesky factor for each."""
+    def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Directions of the layer's outputs that heads see `[H, R]`, with a Cholesky factor for each,
+        and one for all others."""
         sizes = self.curved.diagonal(dim1=1, dim2=2).sum(1)
         common = self.curved.sum(0) / sizes.sum()
         strengths, turn = torch.linalg.eigh(self.strength * (self.rows.T * sizes) @ self.rows)
         seen = strengths > 1e-12 * strengths[-1]
-        return turn[:, seen], factored(self.plain + strengths[seen, None, None] * common)
+        factors = factored(self.plain + strengths[seen, None, None] * common)
+        return turn[:, seen], factors, factored(self.plain)
 
 
 def _each(rows: Tensor, matrices: Tensor) -> Tensor:

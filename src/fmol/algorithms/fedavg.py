@@ -136,5 +136,5 @@ class FedAvg(DriftOptions, MixtureOptions, StepOptions):
             bytes_down=receipt.bytes_down,
             seconds={"clients": receipt.seconds, "server": perf_counter() - started},
             clients=receipt.clients,
-            notes=(*noted, *receipt.notes),
+            notes=(*noted, *fold.notes, *receipt.notes),
         )

@@ -267,14 +267,17 @@ class MergeFold(MeanFold):
         means = super().result()
         for row, slot in enumerate(means.slots):
             for layer in self._layers:
+                found = self._found[slot, layer]
                 try:
-                    merged = self._found[slot, layer].merged(self._ridge)
+                    merged = found.merged(self._ridge)
                 except ArithmeticError as error:
                     raise RefusedError(
                         f"what clients sent as second moments of the inputs of layer `{layer.name}` "
                         f"leaves no solution with a `ridge` of {self._ridge:g}: take a larger one, or "
                         "smaller steps."
                     ) from error
+                if found.note:
+                    self.notes = (*self.notes, found.note)
                 if merged is not None:
                     layer.write(means.deltas[row], merged.to(means.deltas))
         return means
@@ -288,6 +291,8 @@ class Sums:
     products: Tensor
     moments: Tensor
     share: float = 0.0
+    note: str = ""
+    """What there is to say of how it was merged."""
 
     @classmethod
     def of(cls, layer: Dense, device: torch.device) -> Sums:
