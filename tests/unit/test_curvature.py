@@ -202,10 +202,8 @@ def test_rows_of_a_sequence_count_by_their_mean_and_others_by_that_of_all() -> N
         turned = False
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            pairs = torch.stack([x, -x], dim=1)
-            hidden = torch.relu(self.body(pairs))
-            hidden = hidden.transpose(0, 1) if self.turned else hidden
             over = 0 if self.turned else 1
+            hidden = torch.relu(self.body(torch.stack([x, -x], dim=over)))
             return self.left(hidden).mean(over), self.right(hidden).mean(over)
 
     class Turned(Sequence):
