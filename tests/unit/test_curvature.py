@@ -172,6 +172,34 @@ def test_the_second_of_two_hidden_layers_is_the_one_that_heads_see() -> None:
     assert [head.name for head in heads] == ["left", "right"]
 
 
+def test_hidden_layers_before_the_last_are_held_from_the_third_round_on() -> None:
+    federation = problem(model=Deep())
+    algorithm = told(local_epochs=1)
+    moving = [algorithm.merging(federation, round).layers for round in range(4)]
+    assert [[layer.name for layer in layers] for layers in moving] == [
+        ["first", "body", "left", "right"], ["first", "body"], ["body"], ["body"]
+    ]  # fmt: skip
+    longer = told(local_epochs=1, deep_rounds=3).merging(federation, 3)
+    assert [layer.name for layer in longer.layers] == ["first", "body"]
+    twice, thrice = (fit(federation, algorithm, rounds=n).model for n in (2, 3))
+    for name, moves in (("first", False), ("body", True)):
+        one, other = (net.get_submodule(name).get_parameter("weight") for net in (twice, thrice))
+        assert bool((one != other).any()) == moves
+
+
+def test_towers_of_different_heads_go_on_moving() -> None:
+    class Towers(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.left(torch.relu(self.body(x))), self.right(torch.relu(self.other(x)))
+
+    layers = told().merging(problem(model=Towers()), 5).layers
+    assert [layer.name for layer in layers] == ["body", "other"]
+
+
 def test_a_head_whose_outputs_are_changed_in_place_is_looked_at_as_any_other() -> None:
     class Changed(Net):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,9 @@ class FedALS(FedLS):
     mean_rounds: Annotated[int, Range(least=0)] = 1
     """The first rounds, in which everything is trained: dense layers are merged with all samples alike,
     and the rest becomes a mean."""
+    deep_rounds: Annotated[int, Range(least=0)] = 1
+    """For how many rounds after the first ones all hidden layers move; then those alone that are as
+    wide as what heads take in: of two that both move, each is merged as if the other stood still."""
     first_ridge: Annotated[float, Range(least=1e-4)] = 0.1
     """`ridge` in the first rounds."""
     solved_weight: Positive = 0.03
@@ -62,6 +65,9 @@ class FedALS(FedLS):
             layers = dense_layers(federation.model, layout)
             return Merging(layers, layout, None, self.first_ridge, holds=False)
         hidden, heads = self._divide(federation)
+        if round >= self.mean_rounds + self.deep_rounds:
+            last = tuple(each for each in hidden if any(each.outputs == h.inputs for h in heads))
+            hidden = last or hidden
         softened = ",".join(layer.pattern for layer in heads)
         descent = {"anchor": self.anchor, "softened": softened, "temperature": self.temperature}
         merging = Merging(hidden, layout, self.solved_weight, self.ridge, descent=descent)
