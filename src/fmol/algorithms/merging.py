@@ -15,6 +15,7 @@ below must agree: parameters of other layers are held where they are in such rou
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,7 +29,7 @@ from fmol.data import tree_leaves
 from fmol.dense import Dense, row_count, second_moments, site_batches
 from fmol.engines.seam import Ask, Lane, LocalConfig, Reply, Site, Transform
 from fmol.errors import RefusedError
-from fmol.layout import Layout, all_finite
+from fmol.layout import Layout
 from fmol.local import own_stream, pure_forward, step_count
 from fmol.objectives import Objective
 from fmol.precision import full_precision
@@ -146,8 +147,9 @@ class InputMoments:
                     f"and [{size}] were asked for."
                 )
             found[MOMENTS + slot] = moments = moments.float()
-            for name, matrix in zip(names, unpacked(moments, widths), strict=True):
-                if all_finite(matrix) and not _are_moments(matrix):
+            good = torch.cat([_are_moments(each) for each in _alike(moments, widths)])
+            for name, each in zip(names, good.tolist(), strict=True):
+                if not each:
                     raise ValueError(
                         f"what client `{reply.client}` sent as second moments of the inputs of layer "
                         f"`{name}` are none: they have a negative direction."
@@ -330,19 +332,29 @@ def factored(matrices: Tensor) -> Tensor:
 
 def unpacked(moments: Tensor, widths: Sequence[int]) -> Iterator[Tensor]:
     """The symmetric matrices whose upper triangles stand one after the other."""
-    sizes = [width * (width + 1) // 2 for width in widths]
-    for width, part in zip(widths, torch.split(moments, sizes), strict=True):
-        whole = part.new_zeros(width, width)
-        rows, columns = _triangle(width, part.device)
-        whole[rows, columns] = part
-        whole[columns, rows] = part
+    return itertools.chain.from_iterable(_alike(moments, widths))
+
+
+def _alike(moments: Tensor, widths: Sequence[int]) -> Iterator[Tensor]:
+    """The same, those that are as wide as the one before with it, `[k, width, width]`."""
+    at = 0
+    for width, run in itertools.groupby(widths):
+        count, size = len(list(run)), width * (width + 1) // 2
+        parts = moments[at : at + count * size].view(count, size)
+        at += count * size
+        whole = parts.new_zeros(count, width, width)
+        rows, columns = _triangle(width, parts.device)
+        whole[:, rows, columns] = parts
+        whole[:, columns, rows] = parts
         yield whole
 
 
-def _are_moments(matrix: Tensor) -> bool:
-    """Whether a symmetric matrix has no negative direction, but for rounding."""
-    size = matrix.diagonal().double().sum()
-    if float(size) <= 0:
-        return not bool(matrix.any())
-    added = ROUNDING * size * torch.eye(len(matrix)).to(matrix.device)
-    return not int(torch.linalg.cholesky_ex(matrix.double() + added).info)
+def _are_moments(matrices: Tensor) -> Tensor:
+    """Whether symmetric matrices `[k, width, width]` have no negative direction beyond rounding `[k]`;
+    what is not finite is left to who looks for that."""
+    finite = matrices.isfinite().flatten(1).all(1)
+    one = torch.eye(matrices.shape[1], dtype=torch.float64, device=matrices.device)
+    doubled = torch.where(finite[:, None, None], matrices.double(), one)
+    sizes = doubled.diagonal(dim1=1, dim2=2).sum(1)
+    bad = torch.linalg.cholesky_ex(doubled + ROUNDING * sizes[:, None, None] * one).info
+    return torch.where(sizes > 0, bad == 0, ~doubled.flatten(1).any(1))
