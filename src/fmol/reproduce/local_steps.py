@@ -354,7 +354,7 @@ LOCAL_STEPS = Experiment(
     (_tuning, _trials),
     _conclude,
     shared_reading=READING,
-    cost=Cost("24 s", gpu="about 30 min (estimated)", cpu="days (estimated)"),
+    cost=Cost("24 s", gpu="about 40 min (estimated)", cpu="days (estimated)"),
     seeds=5,
     small_seeds=1,
     data=("multimnist",),
