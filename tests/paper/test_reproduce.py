@@ -69,6 +69,9 @@ from fmol.rounds import RoundReport
 from fmol.runs import RunError, RunFolder, together
 from fmol.runs.training import StoppedError
 
+DATA = Path(__file__).parents[3] / "shared" / "data"
+"""Where the data sets are that are not the project's own."""
+
 
 def _first(size: Size, done: Records | None) -> list[Trial]:
     return [
@@ -1013,10 +1016,13 @@ def test_experiments_with_data_of_their_own_come_to_an_end_in_small(
     name: str, tmp_path: Path
 ) -> None:
     experiment = EXPERIMENTS[name]
-    lacking = missing_data(experiment, small=True)
+    data_dir = str(DATA) if DATA.is_dir() else None
+    lacking = missing_data(experiment, small=True, data_dir=data_dir)
     if lacking:
-        pytest.skip(f"the data of {', '.join(lacking)} are not found")
-    found = reproduce(experiment, tmp_path, small=True, seeds=1, device="cpu")
+        pytest.skip(
+            f"the data of {', '.join(lacking)} are not in ../shared/data, nor in `FMOL_DATA`"
+        )
+    found = reproduce(experiment, tmp_path, small=True, seeds=1, device="cpu", data_dir=data_dir)
     assert found.outcome.tables
     if name in ("celeba", "conflict"):
         assert all(claim.holds for claim in found.outcome.claims)
