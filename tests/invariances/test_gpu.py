@@ -443,7 +443,7 @@ def test_least_squares_on_the_device_are_the_cpus(engine: str) -> None:
     gpu = fit(problem, algorithm, rounds=4, device="cuda", engine=engine)
     torch.testing.assert_close(gpu.losses, cpu.losses, rtol=1e-3, atol=1e-5)
     assert relative(flat(gpu.model).cpu(), flat(cpu.model)) < 1e-3
-    assert "are merged by least squares" in gpu.reports[-1].notes[0]
+    assert "merged by least squares" in gpu.reports[-1].notes[0]
 
 
 def test_anchored_steps_on_the_device_are_the_cpus() -> None:

@@ -111,6 +111,12 @@ def test_a_loss_of_one_number_is_that_of_each_sample() -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_second_derivatives_that_are_no_numbers_are_sent_as_they_are() -> None:
+    """So that the update is refused by its client's name, and not taken for one of no curvature."""
+    found = sent_by(problem(lambda out, y: (0 * out[1]).sum(1).sqrt()), right=1.0)
+    assert not any(bool(each.isfinite().all()) for each in found[4:])
+
+
 def test_a_loss_without_curvature_and_one_that_bends_down_count_nothing() -> None:
     straight = sent_by(problem(lambda out, y: out[1].sum(1)), right=1.0)
     bent = sent_by(problem(lambda out, y: -out[1].square().sum(1)), right=1.0)

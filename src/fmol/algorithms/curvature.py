@@ -12,8 +12,7 @@ heads' rows `j_c` brought to `Σ_c ‖j_c‖² = H` for a layer of `H` outputs. 
 approximation of everybody's loss, but for three things: what lies between the layer and its heads is
 taken for the identity, of the second derivatives by two outputs the mixed ones are left out, and
 outputs are softened half as much as while clients descend. The sums are `C + 1` second moments in
-place of one, and the
-equations
+place of one, and the equations
 
     Δ Σ_i G_i + κ Σ_c j_c j_cᵀ Δ Σ_i G_ic  =  Σ_i [Δ_i G_i + κ Σ_c j_c j_cᵀ Δ_i G_ic]
 
@@ -181,7 +180,8 @@ class OutputMoments(InputMoments):
             found.append(torch.stack(bends, dim=1))
         second = torch.cat(found)
         # Numbers near the least that single precision has would be sent without most of their digits.
-        return torch.where(second > LEAST, second, 0)
+        # What is no number stays, and is refused with the update.
+        return torch.where(second < LEAST, 0, second)
 
     def _soften(self, site: Site, inputs: Any) -> tuple[Any, dict[str, list[Tensor]]]:
         """The model's outputs where what heads give is softened, and what each gave so at any call."""

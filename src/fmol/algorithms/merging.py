@@ -94,7 +94,8 @@ class Merging:
         size = sum(layer.outputs * layer.width for layer in self.layers)
         held = self.layout.size - size if self.holds else 0
         rest = f"; the other {held} parameters are held" if held else ""
-        return f"the dense layers {names} are merged by least squares{rest}{self.remark}"
+        what = f"layers {names} are" if len(self.layers) > 1 else f"layer {names} is"
+        return f"the dense {what} merged by least squares{rest}{self.remark}"
 
 
 # ---- at a client -----------------------------------------------------------------------------
